@@ -1,0 +1,29 @@
+# What a developer of this service runs. `make help` lists it.
+
+SQLC := go tool -modfile=tools/go.mod sqlc
+OAPI := go tool -modfile=tools/go.mod oapi-codegen
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z\/-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: dev
+dev: ## Run everything on this machine
+	go run ./cmd/payments dev
+
+.PHONY: test
+test: ## Run all tests; they bring up what they need
+	go test -race ./...
+
+.PHONY: generate
+generate: ## Generate the queries from db/ and the HTTP types from openapi.yaml
+	$(SQLC) generate
+	$(OAPI) -config internal/api/oapi-codegen.yaml internal/api/openapi.yaml
+
+.PHONY: verify
+verify: ## Prove that generated code, formatting and modules are current
+	$(SQLC) diff
+	$(OAPI) -config internal/api/oapi-codegen.yaml -o /dev/stdout internal/api/openapi.yaml | diff -u internal/api/openapi.gen.go -
+	test -z "$$(gofmt -l .)"
+	go mod tidy -diff
+	go vet ./...
