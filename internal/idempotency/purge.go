@@ -1,0 +1,64 @@
+package idempotency
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"example.com/payments/internal/dbsqlc"
+)
+
+const (
+	// A batch of 500 holds its rows for some milliseconds, and a request that meets one of them does not notice.
+	purgeBatch = 500
+	// Between two batches the database has the time to itself, so that catching up with a million keys slows nobody down.
+	purgePause = 50 * time.Millisecond
+	// How long the purge rests when nothing is due. It frees space and nothing else: an answer past its retention is not shown any more,
+	// purged or not.
+	purgeInterval = 10 * time.Second
+)
+
+// Purger strips the answers whose retention has passed. The keys stay, and stay spent.
+type Purger struct {
+	db  dbsqlc.DBTX
+	log *slog.Logger
+}
+
+// NewPurger returns a purger of the keys in db. Any number of replicas may run one.
+func NewPurger(db dbsqlc.DBTX, log *slog.Logger) *Purger { return &Purger{db: db, log: log} }
+
+// Run purges until ctx ends. Errors are logged and tried again.
+func (p *Purger) Run(ctx context.Context) error {
+	pause := purgeInterval
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		purged, err := p.RunOnce(ctx)
+		if err != nil && ctx.Err() == nil {
+			p.log.WarnContext(ctx, "purge was cut short", "error", err)
+		}
+		pause = purgeInterval
+		if purged == purgeBatch {
+			pause = purgePause
+		}
+	}
+}
+
+// RunOnce strips one batch and returns its size.
+func (p *Purger) RunOnce(ctx context.Context) (int64, error) {
+	return dbsqlc.New().IdempotencyKeyPurge(ctx, p.db, purgeBatch)
+}
+
+// Drain strips batch after batch until nothing is due, and returns how many answers it stripped.
+func (p *Purger) Drain(ctx context.Context) (total int64, err error) {
+	for {
+		purged, err := p.RunOnce(ctx)
+		total += purged
+		if err != nil || purged < purgeBatch {
+			return total, err
+		}
+	}
+}
