@@ -1,0 +1,260 @@
+package payments
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"example.com/payments/internal/idempotency"
+	"example.com/payments/internal/postgres"
+)
+
+// A claim is tried three times: the ground may shift under a loser (a twin rolls back, an order opens), but not for ever.
+const claimTries = 3
+
+// RecordBudget is how long the database gets to keep what is known, after the gateway's budget has ended. Longer, and the client would
+// have gone.
+const RecordBudget = 5 * time.Second
+
+// story is what differs between a payment and a refund on the one walk that both take.
+type story interface {
+	// claim writes key and resource together. It returns [pgx.ErrNoRows] when it wrote nothing.
+	claim(ctx context.Context, claim idempotency.Claim, lease idempotency.Lease) error
+	// refusal says why the claim wrote nothing although nobody has the key; nil when there is no reason any more.
+	refusal(ctx context.Context) error
+	// load returns the story of the resource that a key was claimed for before.
+	load(ctx context.Context, id uuid.UUID) (story, error)
+	subject() Subject
+	intent() Intent
+	// accepted answers for a resource that goes on in the background.
+	accepted() idempotency.Answer
+	// record writes the outcome and its answer together. It returns [pgx.ErrNoRows] when the lease was not the present one.
+	record(ctx context.Context, lease idempotency.Lease, requestID string, outcome Outcome) (idempotency.Answer, error)
+}
+
+// attempt is one holder's turn at giving a key its answer.
+type attempt struct {
+	lease     idempotency.Lease
+	requestID string // the request that the answer will be made for
+	story     story
+	history   history
+}
+
+// once gives the request the one answer of its key: claim, charge, record for whoever wins the key, the stored answer or the reason
+// to wait for everybody else. It returns
+//   - an answer, fresh or replayed;
+//   - [*idempotency.ExpiredError], [idempotency.ErrKeyReused], [idempotency.ErrRecipeUnknown], [*idempotency.InFlightError];
+//   - the story's own refusals, which leave the key free;
+//   - [ErrStorageUnavailable] when nothing was begun;
+//   - an [*UnfinishedError] when an attempt has ended without an answer.
+//
+// The client's going away changes nothing from here on; it only ends a wait.
+func (s *Service) once(ctx context.Context, claim idempotency.Claim, wait *time.Duration, story story) (idempotency.Answer, error) {
+	clientCtx, ctx := ctx, context.WithoutCancel(ctx)
+	lease := idempotency.Lease{MerchantID: claim.MerchantID, Key: claim.Key, ID: uuid.New(), Attempt: 1}
+
+	var err error
+	for range claimTries {
+		err = story.claim(ctx, claim, lease)
+		if err == nil {
+			return s.begin(ctx, claim.Mode, attempt{lease: lease, requestID: claim.RequestID, story: story})
+		}
+		if !lost(err) {
+			return idempotency.Answer{}, storageError(err)
+		}
+		answer, judgedErr := s.judged(clientCtx, claim, wait, lease, story)
+		if !errors.Is(judgedErr, idempotency.ErrNoRecord) {
+			return answer, judgedErr
+		}
+		if refusal := story.refusal(ctx); refusal != nil {
+			return idempotency.Answer{}, refusal
+		}
+	}
+	return idempotency.Answer{}, storageError(err)
+}
+
+// judged answers a request that did not win its key, from the key's row. It returns [idempotency.ErrNoRecord] when there is none.
+// Each turn of its loop follows a change of the row that somebody made, or a wait that the client asked for.
+func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wait *time.Duration, lease idempotency.Lease, own story) (idempotency.Answer, error) {
+	ctx := context.WithoutCancel(clientCtx)
+	if wait != nil {
+		var cancel context.CancelFunc
+		clientCtx, cancel = context.WithTimeout(clientCtx, *wait)
+		defer cancel()
+	}
+	waited := false
+	for {
+		record, err := idempotency.Get(ctx, s.db, claim.MerchantID, claim.Key)
+		switch {
+		case errors.Is(err, idempotency.ErrNoRecord):
+			return idempotency.Answer{}, err
+		case err != nil:
+			return idempotency.Answer{}, storageError(err)
+		}
+		if err := record.Judge(claim.Request); err != nil {
+			return idempotency.Answer{}, err
+		}
+		if record.Final() {
+			answer := record.Answer()
+			answer.Waited = waited
+			return answer, nil
+		}
+
+		if record.LeaseID == lease.ID {
+			// The claim or the take-over went through although its call failed.
+			lease.Attempt = record.Attempt
+			resumed := record.Attempt > 1
+			if resumed {
+				if own, err = own.load(ctx, record.ResourceID); err != nil {
+					return idempotency.Answer{}, err
+				}
+			}
+			return s.begin(ctx, record.Mode, attempt{
+				lease: lease, requestID: claim.RequestID, story: own, history: history{resumed: resumed, uncertain: resumed},
+			})
+		}
+
+		if record.Stale() {
+			stored, err := own.load(ctx, record.ResourceID)
+			if err != nil {
+				return idempotency.Answer{}, err
+			}
+			lease.Attempt = record.Attempt
+			next, ok, err := idempotency.TakeOver(ctx, s.db, lease, s.settings.Holder, claim.RequestID, s.settings.LeaseTTL)
+			if err != nil && !postgres.IsAmbiguous(err) {
+				return idempotency.Answer{}, storageError(err)
+			}
+			if !ok {
+				continue // Somebody was quicker, or it was us and the call failed: the row says which.
+			}
+			answer, err := s.begin(ctx, record.Mode, attempt{
+				lease: next, requestID: claim.RequestID, story: stored,
+				history: history{resumed: true, uncertain: record.OutcomeUncertain},
+			})
+			if record.Mode == idempotency.ModeSync || wait == nil {
+				answer.Replayed = record.Mode == idempotency.ModeAsync || answer.Replayed
+				return answer, err
+			}
+			record.LeaseLeft = s.settings.LeaseTTL
+		}
+
+		if wait != nil {
+			waited = true
+			if s.waiters.Wait(clientCtx, claim.MerchantID, claim.Key) {
+				continue
+			}
+		}
+		if record.Mode == idempotency.ModeAsync {
+			stored, err := own.load(ctx, record.ResourceID)
+			if err != nil {
+				return idempotency.Answer{}, err
+			}
+			answer := stored.accepted()
+			answer.Replayed, answer.Waited = true, waited
+			return answer, nil
+		}
+		return idempotency.Answer{}, &idempotency.InFlightError{Record: record, Waited: waited}
+	}
+}
+
+// begin starts an attempt: at once for a client that waits for the answer, in the background for one that does not.
+func (s *Service) begin(ctx context.Context, mode idempotency.Mode, a attempt) (idempotency.Answer, error) {
+	s.attempts.Add(1)
+	if mode == idempotency.ModeSync {
+		defer s.attempts.Done()
+		return s.finish(ctx, a)
+	}
+	go func() {
+		defer s.attempts.Done()
+		if _, err := s.finish(ctx, a); err != nil {
+			s.log.WarnContext(ctx, "background attempt has ended without an answer", "key", a.lease.Key, "error", err)
+		}
+	}()
+	return a.story.accepted(), nil
+}
+
+// finish is the rest of the walk, the same for a first attempt and for every later one: charge, then record or release. Money may
+// move from here on, so ctx must not be one that a client can end.
+func (s *Service) finish(ctx context.Context, a attempt) (answer idempotency.Answer, err error) {
+	drop := s.leases.Hold(a.lease.ID)
+	defer drop()
+	defer s.waiters.Notify(a.lease.MerchantID, a.lease.Key)
+	defer func() {
+		if value := recover(); value != nil {
+			answer, err = s.release(ctx, a, &PanicError{Value: value, Stack: debug.Stack()})
+		}
+	}()
+	outcome, err := charge(ctx, s.gateway, a.story.intent(), a.history, s.settings.GatewayTimeout)
+	if err != nil {
+		return s.release(ctx, a, err)
+	}
+	return s.record(ctx, a, outcome)
+}
+
+// record keeps at it until the database has the outcome, the lease turns out to be lost, or the budget ends.
+func (s *Service) record(ctx context.Context, a attempt, outcome Outcome) (idempotency.Answer, error) {
+	return s.persist(ctx, a, func(ctx context.Context) (idempotency.Answer, error, error) {
+		answer, err := a.story.record(ctx, a.lease, a.requestID, outcome)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return s.present(ctx, a, nil)
+		}
+		return answer, nil, err
+	})
+}
+
+// release gives the key back without an answer, and returns cause as the reason. It forgets the uncertainty only when cause says that
+// surely nothing was charged.
+func (s *Service) release(ctx context.Context, a attempt, cause error) (idempotency.Answer, error) {
+	return s.persist(ctx, a, func(ctx context.Context) (idempotency.Answer, error, error) {
+		ok, err := idempotency.Release(ctx, s.db, a.lease, !errors.Is(cause, ErrNotCharged))
+		if err == nil && !ok {
+			return s.present(ctx, a, &UnfinishedError{Subject: a.story.subject(), Cause: cause})
+		}
+		return idempotency.Answer{}, &UnfinishedError{Subject: a.story.subject(), Cause: cause}, err
+	})
+}
+
+// present answers for an attempt that finds its lease gone: with what the present holder has stored, or with that it is at work. If
+// it was this attempt itself that changed the row, by a statement whose call had failed, the answer is its own, or own.
+func (s *Service) present(ctx context.Context, a attempt, own error) (answer idempotency.Answer, ending, trouble error) {
+	record, err := idempotency.Get(ctx, s.db, a.lease.MerchantID, a.lease.Key)
+	switch {
+	case err != nil:
+		return idempotency.Answer{}, nil, err
+	case record.Final():
+		answer := record.Answer()
+		answer.Replayed = record.LeaseID != a.lease.ID
+		return answer, nil, nil
+	case own != nil && record.Attempt == a.lease.Attempt && record.LeaseID == uuid.Nil:
+		return idempotency.Answer{}, own, nil
+	}
+	return idempotency.Answer{}, &idempotency.InFlightError{Record: record}, nil
+}
+
+// persist repeats a write for as long as the database is in trouble, until RecordBudget ends. ending is what the write has to say to the
+// client once it is done. A database that does not keep what it is told leaves the outcome open, whatever the gateway has said.
+func (s *Service) persist(ctx context.Context, a attempt, write func(context.Context) (answer idempotency.Answer, ending, trouble error)) (idempotency.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, RecordBudget)
+	defer cancel()
+	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+		answer, ending, trouble := write(ctx)
+		if trouble == nil {
+			return answer, ending
+		}
+		timer := time.NewTimer(pause/2 + rand.N(pause/2))
+		select {
+		case <-timer.C:
+			if !postgres.IsFault(trouble) {
+				continue
+			}
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		return idempotency.Answer{}, &UnfinishedError{Subject: a.story.subject(), Cause: storageError(trouble)}
+	}
+}
