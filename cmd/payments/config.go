@@ -1,0 +1,111 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"example.com/payments/internal/payments"
+)
+
+// Every setting is an environment variable, and a flag of the same name. What a default argues with is said in its help.
+
+type databaseSettings struct {
+	DatabaseURL      secret        `name:"database-url" env:"DATABASE_URL" help:"Address of the PostgreSQL database."`
+	DBMaxConns       int32         `name:"db-max-conns" env:"DB_MAX_CONNS" default:"20" help:"Database connections of this process, all together."`
+	DBAcquireTimeout time.Duration `name:"db-acquire-timeout" env:"DB_ACQUIRE_TIMEOUT" default:"2s" help:"How long a request waits for a connection."`
+}
+
+type logSettings struct {
+	LogLevel  slog.Level `env:"LOG_LEVEL" default:"INFO" help:"DEBUG, INFO, WARN or ERROR."`
+	LogFormat string     `env:"LOG_FORMAT" default:"text" enum:"text,json" help:"text or json."`
+}
+
+// storySettings are the times that payments are taken by.
+type storySettings struct {
+	GatewayTimeout time.Duration `env:"GATEWAY_TIMEOUT" default:"10s" help:"Budget of one attempt at the gateway, repetitions included."`
+	LeaseTTL       time.Duration `name:"lease-ttl" env:"LEASE_TTL" default:"5s" help:"How soon a dead process is noticed; renewed by its holder while it works."`
+	ReapInterval   time.Duration `env:"REAP_INTERVAL" default:"1s" help:"How often stale payments are looked at."`
+	ReapAfter      time.Duration `env:"REAP_AFTER" default:"1m" help:"How long a stale payment that the gateway has never seen waits for its client."`
+	KeyRetention   time.Duration `env:"KEY_RETENTION" default:"24h" help:"How long an answer is kept after it is final."`
+}
+
+type gatewaySettings struct {
+	GatewayURL string `name:"gateway-url" env:"GATEWAY_URL" default:"http://localhost:8081" help:"Address of the external gateway."`
+}
+
+type publicSettings struct {
+	PublicURL string `name:"public-url" env:"PUBLIC_URL" default:"http://localhost:8080" help:"How clients reach the service; begins the type of every problem."`
+}
+
+type httpSettings struct {
+	publicSettings
+	ListenAddr      string        `env:"LISTEN_ADDR" default:":8080" help:"Address to listen on."`
+	RateLimit       float64       `env:"RATE_LIMIT" default:"0" help:"Requests per second and merchant; 0 is no limit."`
+	ShutdownTimeout time.Duration `env:"SHUTDOWN_TIMEOUT" default:"25s" help:"How long payments in flight may take to end when the process is stopped."`
+}
+
+// secret is a value that is never printed.
+type secret string
+
+func (secret) String() string { return "[secret]" }
+
+func (s storySettings) settings() payments.Settings {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return payments.Settings{
+		Holder:         fmt.Sprintf("%s pid %d", host, os.Getpid()),
+		LeaseTTL:       s.LeaseTTL,
+		GatewayTimeout: s.GatewayTimeout,
+		KeyRetention:   s.KeyRetention,
+		ReapInterval:   s.ReapInterval,
+		ReapAfter:      s.ReapAfter,
+	}
+}
+
+// faults are the settings that are wrong, one sentence each, so that all of them are told at once.
+type faults []string
+
+// check adds a fault unless ok holds.
+func (f *faults) check(ok bool, format string, args ...any) {
+	if !ok {
+		*f = append(*f, fmt.Sprintf(format, args...))
+	}
+}
+
+func (s databaseSettings) check(f *faults) {
+	f.check(s.DatabaseURL != "", "DATABASE_URL must be set")
+	f.check(s.DBMaxConns >= 2, "DB_MAX_CONNS (%d) must be at least 2: one connection is kept for the renewal of leases", s.DBMaxConns)
+	f.check(s.DBAcquireTimeout > 0, "DB_ACQUIRE_TIMEOUT (%s) must be more than 0", s.DBAcquireTimeout)
+}
+
+func (s storySettings) check(f *faults) {
+	f.check(s.GatewayTimeout > 0, "GATEWAY_TIMEOUT (%s) must be more than 0", s.GatewayTimeout)
+	f.check(s.LeaseTTL >= 500*time.Millisecond, "LEASE_TTL (%s) must be at least 500ms: a lease is renewed every third of it", s.LeaseTTL)
+	f.check(s.ReapInterval > 0, "REAP_INTERVAL (%s) must be more than 0", s.ReapInterval)
+	f.check(s.ReapInterval <= s.LeaseTTL, "REAP_INTERVAL (%s) must not exceed LEASE_TTL (%s)", s.ReapInterval, s.LeaseTTL)
+	f.check(s.ReapAfter > s.LeaseTTL, "REAP_AFTER (%s) must exceed LEASE_TTL (%s): a client's repeat comes after its lease has ended", s.ReapAfter, s.LeaseTTL)
+	f.check(s.KeyRetention > 0, "KEY_RETENTION (%s) must be more than 0", s.KeyRetention)
+}
+
+func (s httpSettings) check(f *faults, story storySettings, database databaseSettings) {
+	f.check(s.RateLimit >= 0, "RATE_LIMIT (%g) must not be negative", s.RateLimit)
+	f.check(s.ShutdownTimeout >= story.GatewayTimeout+payments.RecordBudget,
+		"SHUTDOWN_TIMEOUT (%s) must be at least GATEWAY_TIMEOUT (%s) and %s more: a payment in flight would be cut off by a deploy",
+		s.ShutdownTimeout, story.GatewayTimeout, payments.RecordBudget)
+	f.check(database.DBAcquireTimeout*3 < story.LeaseTTL*2,
+		"DB_ACQUIRE_TIMEOUT (%s) must be less than two thirds of LEASE_TTL (%s): a lease would be lost to a full pool",
+		database.DBAcquireTimeout, story.LeaseTTL)
+	f.check(s.PublicURL != "", "PUBLIC_URL must be set")
+}
+
+func (s logSettings) logger() *slog.Logger {
+	options := &slog.HandlerOptions{Level: s.LogLevel}
+	if s.LogFormat == "json" {
+		return slog.New(slog.NewJSONHandler(os.Stderr, options))
+	}
+	return slog.New(slog.NewTextHandler(os.Stderr, options))
+}

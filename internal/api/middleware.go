@@ -1,0 +1,155 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"example.com/payments/internal/idempotency"
+	"example.com/payments/internal/payments"
+)
+
+// maxBodyBytes is many times what the largest valid request has, and little enough to be read whole before it is judged.
+const maxBodyBytes = 64 << 10
+
+// begin names the request, answers whatever goes wrong further in, a panic included, and writes the request's one line of log. The line
+// never has a body, a credential, or a key in the clear.
+func (s *Server) begin(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		started := time.Now()
+		state := &requestState{
+			// Ours and not the client's: it names one request, and it is written into answers and logs as it is.
+			requestID: uuid.Must(uuid.NewV7()).String(),
+			prefer:    parsePrefer(c.Request().Header.Values("Prefer")),
+		}
+		c.Set(stateKey, state)
+		c.Response().Header().Set("X-Request-Id", state.requestID)
+
+		err := recovered(c, next)
+		if err != nil {
+			s.writeError(err, c)
+		}
+		s.logRequest(c, time.Since(started), err)
+		return nil
+	}
+}
+
+// recovered turns a panic before the claim into an error. One after the claim never comes as far as this: see payments.Service.
+func recovered(c echo.Context, next echo.HandlerFunc) (err error) {
+	defer func() {
+		value := recover()
+		if value == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so as well
+			panic(value)
+		}
+		if value != nil {
+			err = &payments.PanicError{Value: value, Stack: debug.Stack()}
+		}
+	}()
+	return next(c)
+}
+
+// writeError answers with the problem that the error comes to.
+func (s *Server) writeError(err error, c echo.Context) {
+	if c.Response().Committed {
+		return
+	}
+	if inFlight, ok := errors.AsType[*idempotency.InFlightError](err); ok {
+		setPreferenceApplied(c, false, inFlight.Waited)
+	}
+	if err := problemOf(err).write(c, s.PublicURL); err != nil {
+		s.Log.DebugContext(c.Request().Context(), "client did not take its answer", "request_id", requestID(c), "error", err)
+	}
+}
+
+func (s *Server) logRequest(c echo.Context, took time.Duration, err error) {
+	state := stateOf(c)
+	status := c.Response().Status
+	attributes := []slog.Attr{
+		slog.String("request_id", state.requestID),
+		slog.String("method", c.Request().Method),
+		slog.String("route", routeTemplate(c.Path())),
+		slog.Int("status", status),
+		slog.Duration("duration", took),
+	}
+	if state.key != "" {
+		attributes = append(attributes, slog.Any("key", state.key))
+	}
+	level := slog.LevelInfo
+	if err != nil {
+		attributes = append(attributes, slog.String("error", err.Error()))
+	}
+	if status >= http.StatusInternalServerError {
+		level = slog.LevelError
+	}
+	if panicked, ok := errors.AsType[*payments.PanicError](err); ok {
+		attributes = append(attributes, slog.String("stack", string(panicked.Stack)))
+	}
+	s.Log.LogAttrs(c.Request().Context(), level, "request", attributes...)
+}
+
+// refuseWhileDraining comes before the router, so a replica that goes away refuses every path but the one that says it is alive.
+func (s *Server) refuseWhileDraining(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if s.draining.Load() && c.Request().URL.Path != "/livez" {
+			return errShuttingDown
+		}
+		return next(c)
+	}
+}
+
+// authenticate lets in whoever has an API key.
+func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		credentials := c.Request().Header.Values(echo.HeaderAuthorization)
+		if len(credentials) != 1 {
+			return errUnauthorized
+		}
+		scheme, apiKey, _ := strings.Cut(credentials[0], " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			return errUnauthorized
+		}
+		merchantID, err := s.Merchants.Authenticate(c.Request().Context(), strings.TrimSpace(apiKey))
+		if err != nil {
+			return err
+		}
+		stateOf(c).merchantID = merchantID
+		c.Response().Header().Set(echo.HeaderCacheControl, "no-store")
+		return next(c)
+	}
+}
+
+// mayBeEmpty are the operations for which an absent body is {}. Without a body there is no media type to be wrong.
+var mayBeEmpty = map[string]bool{
+	"/v1/orders/:id/cancel":    true,
+	"/v1/payments/:id/refunds": true,
+}
+
+// readBody judges media type and size, in this order, and reads the body whole. It is small, and nothing is claimed for a request that
+// has not arrived.
+func (s *Server) readBody(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		request := c.Request()
+		body, readErr := io.ReadAll(http.MaxBytesReader(c.Response(), request.Body, maxBodyBytes))
+		if absent := len(body) == 0 && readErr == nil; absent && mayBeEmpty[c.Path()] {
+			body = []byte("{}")
+		} else if err := checkMediaType(request.Header); err != nil {
+			return err
+		}
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](readErr); tooLarge {
+			return errContentTooLarge
+		}
+		if readErr != nil {
+			return fmt.Errorf("%w: %w", malformed("The body has not arrived whole."), readErr)
+		}
+		stateOf(c).body = body
+		return next(c)
+	}
+}
