@@ -1,7 +1,7 @@
-# What a developer of this service runs. `make help` lists it.
+# What a developer of this service runs. `make` lists it.
 
 SQLC := go tool -modfile=tools/go.mod sqlc
-OAPI := go tool -modfile=tools/go.mod oapi-codegen
+OAPI := go tool -modfile=tools/go.mod oapi-codegen -config internal/api/oapi-codegen.yaml
 
 .PHONY: help
 help: ## List the targets
@@ -18,12 +18,14 @@ test: ## Run all tests; they bring up what they need
 .PHONY: generate
 generate: ## Generate the queries from db/ and the HTTP types from openapi.yaml
 	$(SQLC) generate
-	$(OAPI) -config internal/api/oapi-codegen.yaml internal/api/openapi.yaml
+	$(OAPI) internal/api/openapi.yaml
 
 .PHONY: verify
-verify: ## Prove that generated code, formatting and modules are current
+verify: ## Prove that generated code, queries, formatting and modules are in order
 	$(SQLC) diff
-	$(OAPI) -config internal/api/oapi-codegen.yaml -o /dev/stdout internal/api/openapi.yaml | diff -u internal/api/openapi.gen.go -
+	go run ./internal/dbtest/withdb $(SQLC) vet
+	$(OAPI) internal/api/openapi.yaml
+	git diff --exit-code -- internal/api/openapi.gen.go
 	test -z "$$(gofmt -l .)"
 	go mod tidy -diff
 	go vet ./...
