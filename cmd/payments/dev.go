@@ -122,6 +122,7 @@ service    %[1]s   (API key %[2]s, documentation at %[1]s/docs)
 gateway    %[3]s   (its ledger: %[3]s/charges)
 database   %[4]s
            %[5]s
+process    %[8]d
 
 Pay an order. Paste it twice: the second time it is answered, not charged.
 
@@ -131,7 +132,7 @@ curl -i %[1]s/v1/payments \
   -H 'Idempotency-Key: "pay-%[6]s"' \
   -d '{"order_id":"%[7]s","amount":1999,"currency":"EUR","payment_method":"pm_ok"}'
 
-`, serviceURL, demoAPIKey, gatewayURL, string(c.DatabaseURL), source, run, orderID)
+`, serviceURL, demoAPIKey, gatewayURL, string(c.DatabaseURL), source, run, orderID, os.Getpid())
 	return err
 }
 

@@ -96,6 +96,7 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 		PublicURL:    c.PublicURL,
 		KeyRetention: c.KeyRetention,
 		InFlightMax:  c.GatewayTimeout + payments.RecordBudget,
+		RateLimit:    c.RateLimit,
 		Log:          log,
 	})
 	server := &http.Server{

@@ -84,8 +84,12 @@ func problemOf(err error) problem {
 	var expired *idempotency.ExpiredError
 	var inFlight *idempotency.InFlightError
 	var unfinished *payments.UnfinishedError
+	var limited *rateLimitedError
 	var fromEcho *echo.HTTPError
 	switch {
+	case errors.As(err, &limited):
+		p = newProblem("rate-limited")
+		p.retryAfter = wholeSeconds(limited.wait)
 	case errors.As(err, &invalidKey):
 		p.detail = invalidKey.Reason
 	case errors.As(err, &malformed):

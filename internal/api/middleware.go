@@ -20,6 +20,9 @@ import (
 // maxBodyBytes is many times what the largest valid request has, and little enough to be read whole before it is judged.
 const maxBodyBytes = 64 << 10
 
+// A body of 64 KiB takes ten seconds on a line of 50 kbit/s. Who needs longer holds a connection and sends nothing.
+const bodyTimeout = 10 * time.Second
+
 // begin names the request, answers whatever goes wrong further in, a panic included, and writes the request's one line of log. The line
 // never has a body, a credential, or a key in the clear.
 func (s *Server) begin(next echo.HandlerFunc) echo.HandlerFunc {
@@ -126,6 +129,16 @@ func (s *Server) authenticate(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
+// limitRate refuses what a merchant sends beyond its rate.
+func (s *Server) limitRate(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if wait, ok := s.limiter.admit(stateOf(c).merchantID); !ok {
+			return &rateLimitedError{wait: wait}
+		}
+		return next(c)
+	}
+}
+
 // mayBeEmpty are the operations for which an absent body is {}. Without a body there is no media type to be wrong.
 var mayBeEmpty = map[string]bool{
 	"/v1/orders/:id/cancel":    true,
@@ -137,6 +150,10 @@ var mayBeEmpty = map[string]bool{
 func (s *Server) readBody(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		request := c.Request()
+		// The deadline is for the body alone. One for the whole request would end the handler of a slow payment.
+		deadline := http.NewResponseController(c.Response())
+		_ = deadline.SetReadDeadline(time.Now().Add(bodyTimeout)) // not every writer has one; httptest's recorder does not
+		defer func() { _ = deadline.SetReadDeadline(time.Time{}) }()
 		body, readErr := io.ReadAll(http.MaxBytesReader(c.Response(), request.Body, maxBodyBytes))
 		if absent := len(body) == 0 && readErr == nil; absent && mayBeEmpty[c.Path()] {
 			body = []byte("{}")

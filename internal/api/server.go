@@ -2,7 +2,7 @@
 // nothing about money and knows no SQL.
 //
 // What is decided before the story begins is decided in one fixed order, and the order is the order of the middleware below: draining,
-// route and method, credentials, media type, size, key. The handlers go on with JSON, fields and fingerprint. An error rises untouched to
+// route and method, credentials, rate, media type, size, key. The handlers go on with JSON, fields and fingerprint. An error rises untouched to
 // one table (errors.go), from which the answers, the problem pages and the tests are made.
 //
 // The types and the list of routes are generated from openapi.yaml. echo is known here and in cmd/payments only.
@@ -36,6 +36,7 @@ type Config struct {
 	PublicURL    string        // begins the type of every problem; never taken from a request
 	KeyRetention time.Duration // how long an answer is kept; for the key policy
 	InFlightMax  time.Duration // how long one attempt takes at most; for the key policy
+	RateLimit    float64       // requests per second and merchant; 0 is no limit
 	Log          *slog.Logger
 }
 
@@ -43,6 +44,7 @@ type Config struct {
 type Server struct {
 	Config
 	echo     *echo.Echo
+	limiter  *rateLimiter
 	draining atomic.Bool
 }
 
@@ -50,13 +52,13 @@ var _ ServerInterface = (*Server)(nil)
 
 // New builds the server and its routes.
 func New(config Config) *Server {
-	s := &Server{Config: config, echo: echo.New()}
+	s := &Server{Config: config, echo: echo.New(), limiter: newRateLimiter(config.RateLimit)}
 	s.echo.HTTPErrorHandler = s.writeError
 	s.echo.Pre(s.begin, s.refuseWhileDraining)
 
 	// Per route, not as a group: a group's middleware answers 404 where 405 is due.
-	read := []echo.MiddlewareFunc{s.authenticate}
-	write := []echo.MiddlewareFunc{s.authenticate, s.readBody, requireKey}
+	read := []echo.MiddlewareFunc{s.authenticate, s.limitRate}
+	write := []echo.MiddlewareFunc{s.authenticate, s.limitRate, s.readBody, requireKey}
 	RegisterHandlersWithOptions(withHEAD{s.echo}, s, RegisterHandlersOptions{
 		OperationMiddlewares: map[string][]echo.MiddlewareFunc{
 			"createOrder": write, "listOrders": read, "getOrder": read, "cancelOrder": write,
