@@ -61,7 +61,8 @@ var _ payments.Gateway = (*Client)(nil)
 // The transport is the client's own and cannot be replaced: what ErrNotSent claims rests on how this one reports connections.
 func New(baseURL string) (*Client, error) {
 	u, err := url.Parse(baseURL)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" ||
+		u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return nil, errors.New("the gateway's URL must be http(s)://host[:port][/path], without credentials, query or fragment")
 	}
 	var http1 http.Protocols
@@ -178,7 +179,6 @@ func (c *Client) exchange(ctx context.Context, method string, intent payments.In
 	// had begun when something failed is in doubt, and stays unclear.
 	var connected atomic.Bool
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
-
 	req, err := http.NewRequestWithContext(traced, method, c.baseURL+collection+path, bytes.NewReader(body))
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: the request could not be built", payments.ErrNotSent)
@@ -200,6 +200,9 @@ func (c *Client) exchange(ctx context.Context, method string, intent payments.In
 		return answer{}, fmt.Errorf("%w: %w", payments.ErrUnclear, withoutQuotes(ctx, err))
 	}
 	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusSwitchingProtocols { // nobody asked for it, and its "body" outlives the context
+		return answer{}, fmt.Errorf("%w: status %d", payments.ErrUnclear, resp.StatusCode)
+	}
 	content, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes+1))
 	if err != nil {
 		return answer{}, fmt.Errorf("%w: status %d, body cut: %w", payments.ErrUnclear, resp.StatusCode, withoutQuotes(ctx, err))

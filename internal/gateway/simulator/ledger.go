@@ -74,10 +74,10 @@ func openLedger(path string) (_ *ledger, _ []*record, err error) {
 	}
 	defer func() {
 		if err != nil {
-			file.Close()
+			_ = release(file) // the error that matters is err
 		}
 	}()
-	// The lock belongs to the open file, so it goes when the process does, however it ends.
+	// The kernel takes the lock back when the process ends, however it ends.
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = ErrLedgerInUse
@@ -152,5 +152,12 @@ func (l *ledger) close() error {
 		return nil // already
 	}
 	l.broken = os.ErrClosed
-	return l.file.Close()
+	return release(l.file)
+}
+
+// release unlocks by name, not by closing alone: a child process that is just being started has a copy of the open file until its
+// exec, and the lock would last as long.
+func release(file *os.File) error {
+	_ = syscall.Flock(int(file.Fd()), syscall.LOCK_UN)
+	return file.Close()
 }

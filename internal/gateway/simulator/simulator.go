@@ -110,10 +110,13 @@ func Open(path string, options Options) (*Simulator, error) {
 		s.conclude(s.entry(name{r.Kind, r.Key}), r)
 	}
 	for kind, path := range map[kind]string{charges: "/charges", refunds: "/refunds"} {
-		s.routes.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.post(w, r, kind) })
-		s.routes.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { s.list(w, kind) })
-		s.routes.HandleFunc("GET "+path+"/{key}", func(w http.ResponseWriter, r *http.Request) { s.get(w, name{kind, r.PathValue("key")}) })
-		s.routes.HandleFunc("POST "+path+"/{key}/cancel", func(w http.ResponseWriter, r *http.Request) { s.cancel(w, r, name{kind, r.PathValue("key")}) })
+		route := func(pattern string, handle func(http.ResponseWriter, *http.Request, name)) {
+			s.routes.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { handle(w, r, name{kind, r.PathValue("key")}) })
+		}
+		route("POST "+path, s.post)
+		route("GET "+path, s.list)
+		route("GET "+path+"/{key}", s.get)
+		route("POST "+path+"/{key}/cancel", s.cancel)
 	}
 	return s, nil
 }
@@ -149,8 +152,8 @@ func (s *Simulator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // post is the one handler that moves money.
-func (s *Simulator) post(w http.ResponseWriter, r *http.Request, kind kind) {
-	asked, err := read(w, r, kind)
+func (s *Simulator) post(w http.ResponseWriter, r *http.Request, n name) {
+	asked, err := read(w, r, n.kind)
 	if err != nil {
 		fail(w, err)
 		return
@@ -187,6 +190,10 @@ func (s *Simulator) post(w http.ResponseWriter, r *http.Request, kind kind) {
 
 // cancel makes sure that the key never charges, unless it already has.
 func (s *Simulator) cancel(w http.ResponseWriter, r *http.Request, n name) {
+	if !keyForm.MatchString(n.key) {
+		fail(w, errInvalid) // no POST can have such a key
+		return
+	}
 	e, err := s.enter(r.Context(), n, nil)
 	if err != nil {
 		fail(w, err)
@@ -200,7 +207,7 @@ func (s *Simulator) cancel(w http.ResponseWriter, r *http.Request, n name) {
 	reply(w, http.StatusOK, result.answer())
 }
 
-func (s *Simulator) get(w http.ResponseWriter, n name) {
+func (s *Simulator) get(w http.ResponseWriter, _ *http.Request, n name) {
 	s.mu.Lock()
 	e := s.entries[n]
 	answer := record{Key: n.key, Status: processing}
@@ -216,13 +223,13 @@ func (s *Simulator) get(w http.ResponseWriter, n name) {
 }
 
 // list shows the records as they are in the ledger, payment method included. A cancel is no charge, and is not among them.
-func (s *Simulator) list(w http.ResponseWriter, kind kind) {
+func (s *Simulator) list(w http.ResponseWriter, _ *http.Request, n name) {
 	var list struct {
 		Data []*record `json:"data"`
 	}
 	s.mu.Lock()
 	for _, r := range s.made {
-		if r.Kind == kind {
+		if r.Kind == n.kind {
 			list.Data = append(list.Data, r)
 		}
 	}

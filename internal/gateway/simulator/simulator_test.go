@@ -181,6 +181,8 @@ func TestAnswers(t *testing.T) {
 		for _, key := range []string{"", "a b", "ü", strings.Repeat("k", 256)} {
 			require.Equal(t, invalid, b.post(t, "/charges", key, chargeBody), key)
 		}
+		require.Equal(t, invalid, b.post(t, "/charges/%ff/cancel", "", ""))
+		require.Equal(t, 404, b.get(t, "/charges/%ff").status)
 		require.Equal(t, 404, b.get(t, "/charges/k").status)
 		require.Empty(t, b.entries)
 	})
