@@ -199,7 +199,7 @@ func answersFor(publicURL string) api.Answers { return api.Answers{PublicURL: pu
 
 // serveHTTP runs a small server of the command line until ctx ends.
 func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, closers ...io.Closer) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout}
 	serving := make(chan error, 1)
 	go func() { serving <- server.Serve(listener) }()
 	var err error
