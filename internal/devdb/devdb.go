@@ -126,7 +126,10 @@ func Start(ctx context.Context, opts Options) (_ *Server, err error) {
 		return nil, err
 	}
 	for range portAttempts {
-		if err = s.launch(ctx, cmp.Or(opts.MaxConnections, defaultMaxConnections)); !errors.Is(err, errPortTaken) {
+		if s.port, err = freePort(); err == nil {
+			err = s.launch(ctx, cmp.Or(opts.MaxConnections, defaultMaxConnections))
+		}
+		if !errors.Is(err, errPortTaken) {
 			break
 		}
 	}
@@ -145,9 +148,6 @@ func (s *Server) launch(ctx context.Context, maxConnections int) error {
 	}
 	defer serverLock.Close() // The server has its own copy: the lock must end with the server's last process, not with us.
 	if err := s.dir.forgetStranger(); err != nil {
-		return err
-	}
-	if s.port, err = freePort(); err != nil {
 		return err
 	}
 	log, err := os.Create(s.dir.file("server.log"))

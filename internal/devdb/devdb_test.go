@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"os/user"
@@ -246,6 +247,23 @@ func TestStart(t *testing.T) {
 		require.Contains(t, second.Error, ErrInUse.Error())
 		require.Error(t, second.cmd.Wait())
 		require.NoError(t, connect(t, server.URL("postgres")).Ping(t.Context()))
+	})
+
+	t.Run("NoticesThatItsPortWasTaken", func(t *testing.T) {
+		t.Parallel()
+		runAs, err := serverAccount()
+		require.NoError(t, err)
+		dir, err := openDirectory(t.Context(), Options{DataDir: newUsedDataDir(t)}, runAs)
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = dir.release() })
+		server := &Server{dir: dir}
+		server.binaries, err = findBinaries(t.Context(), runAs, dir.major(), Options{})
+		require.NoError(t, err)
+		somebody, err := net.Listen("tcp4", "127.0.0.1:0")
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = somebody.Close() })
+		server.port = somebody.Addr().(*net.TCPAddr).Port
+		require.ErrorIs(t, server.launch(t.Context(), 20), errPortTaken)
 	})
 
 	t.Run("WorksForAnOrdinaryUser", func(t *testing.T) {

@@ -79,9 +79,9 @@ func (d *directory) take(ctx context.Context) (err error) {
 		serverLock, err = d.lockServer(ctx)
 	}
 	if err != nil {
-		return errors.Join(err, d.owner.Close())
+		return errors.Join(err, unlock(d.owner))
 	}
-	return serverLock.Close()
+	return unlock(serverLock)
 }
 
 // release gives the directory back, and deletes it if it is a throw-away.
@@ -89,7 +89,7 @@ func (d *directory) release() (err error) {
 	if d.throwaway {
 		err = os.RemoveAll(d.path)
 	}
-	return errors.Join(err, d.owner.Close())
+	return errors.Join(err, unlock(d.owner))
 }
 
 // lockServer takes the lock that the server inherits. It waits while any process of an earlier server is still there.
@@ -115,7 +115,7 @@ func (d *directory) awaitServerGone() error {
 	if err != nil {
 		return err
 	}
-	return lock.Close()
+	return unlock(lock)
 }
 
 // sweepThrowaways deletes what test runs that panicked or were killed have left behind. What it cannot delete is no reason to

@@ -14,6 +14,7 @@ func lockFile(string) (*os.File, error) {
 	return nil, errors.New("a PostgreSQL can be started on Linux and macOS only; point DATABASE_URL at a running server")
 }
 
+func unlock(f *os.File) error                      { return f.Close() }
 func (a account) attributes() *syscall.SysProcAttr { return nil }
 func (a account) owns(fs.FileInfo) bool            { return false }
 func interrupt(int)                                {}

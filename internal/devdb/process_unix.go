@@ -42,5 +42,11 @@ func lockFile(path string) (*os.File, error) {
 	return f, nil
 }
 
+// unlock gives a lock back for certain. Close alone would leave it to a child that was just forked and has not yet started its
+// program, which closes the copies that it got.
+func unlock(f *os.File) error {
+	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
+}
+
 // interrupt asks a server that is not our child to stop. That it may be gone already is no error.
 func interrupt(pid int) { _ = syscall.Kill(pid, syscall.SIGINT) }
