@@ -73,14 +73,36 @@ func Status(ctx context.Context, querier Querier) (Version, error) {
 	return version, nil
 }
 
-// Up applies all migrations that the database does not have yet. A database that has them all is no error.
+// Up applies all migrations that the database does not have yet. A database that has them all is no error, and neither is one that a
+// newer build has taken further: migrations only add.
 func Up(ctx context.Context, databaseURL string) error {
-	return run(ctx, databaseURL, "migrate up", (*migrate.Migrate).Up)
+	return run(ctx, databaseURL, "migrate up", func(m *migrate.Migrate) error {
+		if number, dirty, err := m.Version(); err == nil && !dirty && number > Needed() {
+			return migrate.ErrNoChange
+		}
+		return m.Up()
+	})
 }
 
-// Down takes the given number of migrations back, newest first; with them go the tables they made and all that is in them.
+// Down takes the given number of migrations back, newest first; with them go the tables they made and all that is in them. If there
+// are fewer it takes those back and returns an error.
 func Down(ctx context.Context, databaseURL string, steps int) error {
-	return run(ctx, databaseURL, "migrate down", func(m *migrate.Migrate) error { return m.Steps(-steps) })
+	return run(ctx, databaseURL, "migrate down", func(m *migrate.Migrate) error {
+		number, _, err := m.Version()
+		switch {
+		case errors.Is(err, migrate.ErrNilVersion):
+			return errors.New("there is no migration to take back")
+		case err == nil && number > Needed():
+			return fmt.Errorf("the database is at version %d, and this build knows the way back from %d at most", number, Needed())
+		case err != nil:
+			return err
+		}
+		err = m.Steps(-steps)
+		if short, ok := errors.AsType[migrate.ErrShortLimit](err); ok {
+			return fmt.Errorf("%d migrations were taken back, and there are no more", steps-int(short.Short))
+		}
+		return err
+	})
 }
 
 func run(ctx context.Context, databaseURL, what string, apply func(*migrate.Migrate) error) error {
@@ -113,7 +135,11 @@ func run(ctx context.Context, databaseURL, what string, apply func(*migrate.Migr
 
 	stop := context.AfterFunc(ctx, func() { m.GracefulStop <- true })
 	defer stop()
-	if err := apply(m); err != nil && !errors.Is(err, migrate.ErrNoChange) {
+	err = apply(m)
+	if err == nil || errors.Is(err, migrate.ErrNoChange) {
+		err = context.Cause(ctx) // The library says nothing when it was stopped between two migrations.
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", what, explain(err))
 	}
 	return nil

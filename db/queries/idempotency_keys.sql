@@ -1,5 +1,6 @@
 -- name: IdempotencyKeyGet :one
--- The row on which a loser of the claim is judged, in a snapshot that begins after the claim has lost.
+-- The row on which a loser of the claim is judged, in a snapshot that begins after the claim has lost. An answer that was stripped stays
+-- expired, even if the clock is set back.
 SELECT
     route,
     resource_id,
@@ -17,14 +18,15 @@ SELECT
     answer_body,
     created_at,
     expires_at,
-    coalesce(expires_at <= clock_timestamp(), false)::boolean AS expired,
+    (state <> 'in_progress' AND (answer_status IS NULL OR expires_at <= clock_timestamp()))::boolean AS expired,
     coalesce(lease_expires_at - clock_timestamp(), '0')::interval AS lease_left
 FROM idempotency_keys
 WHERE merchant_id = @merchant_id
     AND key = @key;
 
 -- name: IdempotencyKeyTakeOver :one
--- The next attempt at a stale key. No row: somebody else was quicker, or the holder has come back to life.
+-- The next attempt at a stale key: one whose lease has expired or was released, whatever the clock says about that moment. No row:
+-- somebody else was quicker, or the holder has come back to life.
 -- abandoned_at is what a client's return resets and the reaper's visit keeps: how long a payment has waited for its client counts
 -- from the end of a client's lease, never from the reaper's.
 UPDATE idempotency_keys
@@ -40,7 +42,7 @@ WHERE merchant_id = @merchant_id
     AND key = @key
     AND attempt = @attempt
     AND state = 'in_progress'
-    AND lease_expires_at <= clock_timestamp()
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
 RETURNING attempt;
 
 -- name: IdempotencyKeyRelease :execrows
@@ -80,15 +82,15 @@ RETURNING i.lease_id::uuid AS lease_id;
 -- name: IdempotencyKeyLook :many
 -- The stale keys that the reaper looks at now. Moving their next look into the future keeps the other replicas off them. The
 -- longest overdue come first, or a gateway that is away would let the same few keep their turn for ever; skipping locked rows
--- makes the order harmless.
+-- makes the order harmless. due_by keeps a round that takes several batches from beginning again with those it has put off.
 WITH due AS (
     SELECT
         merchant_id,
         key AS due_key
     FROM idempotency_keys
     WHERE state = 'in_progress'
-        AND lease_expires_at <= now()
-        AND (next_look_at <= now() OR @ignore_back_off::boolean)
+        AND (lease_id IS NULL OR lease_expires_at <= now())
+        AND next_look_at <= coalesce(sqlc.narg(due_by)::timestamptz, now())
     ORDER BY next_look_at
     LIMIT @max
     FOR UPDATE SKIP LOCKED
@@ -115,7 +117,28 @@ WHERE merchant_id = @merchant_id
     AND key = @key
     AND attempt = @attempt
     AND state = 'in_progress'
-    AND lease_expires_at <= clock_timestamp();
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp());
+
+-- name: IdempotencyKeyMakeDue :one
+-- Forgets the back-off of all stale keys, and returns the time by which they are due.
+WITH stale AS (
+    UPDATE idempotency_keys
+    SET next_look_at = now()
+    WHERE state = 'in_progress'
+        AND (lease_id IS NULL OR lease_expires_at <= now())
+)
+SELECT now()::timestamptz AS due_by;
+
+-- name: IdempotencyKeyAbandoned :one
+-- How long a stale key has waited for its client, asked again right before it is closed: a client may have come and gone since the look.
+-- No row: somebody is at work on it, or has been.
+SELECT (clock_timestamp() - coalesce(abandoned_at, lease_expires_at))::interval AS abandoned_for
+FROM idempotency_keys
+WHERE merchant_id = @merchant_id
+    AND key = @key
+    AND attempt = @attempt
+    AND state = 'in_progress'
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp());
 
 -- name: IdempotencyKeyPoll :many
 -- Those of the waited-for keys whose wait is over: final, or stale and to be taken over. The two lists are not pairs: the caller
@@ -126,11 +149,12 @@ SELECT
 FROM idempotency_keys
 WHERE merchant_id = ANY(@merchant_ids::uuid[])
     AND key = ANY(@keys::text[])
-    AND (state <> 'in_progress' OR lease_expires_at <= now());
+    AND (state <> 'in_progress' OR lease_id IS NULL OR lease_expires_at <= now());
 
 -- name: IdempotencyKeyPurge :execrows
 -- Strips the answers whose retention has passed. The rows stay as tombstones: a spent key is spent for ever. now() and not
--- clock_timestamp(), which is volatile and would have the whole index read when nothing is due.
+-- clock_timestamp(), which is volatile and would have the whole index read when nothing is due. Skipping locked rows makes the order of
+-- the index harmless.
 WITH expired AS (
     SELECT
         merchant_id,

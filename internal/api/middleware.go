@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -19,9 +20,6 @@ import (
 
 // maxBodyBytes is many times what the largest valid request has, and little enough to be read whole before it is judged.
 const maxBodyBytes = 64 << 10
-
-// A body of 64 KiB takes ten seconds on a line of 50 kbit/s. Who needs longer holds a connection and sends nothing.
-const bodyTimeout = 10 * time.Second
 
 // begin names the request, answers whatever goes wrong further in, a panic included, and writes the request's one line of log. The line
 // never has a body, a credential, or a key in the clear.
@@ -139,6 +137,28 @@ func (s *Server) limitRate(next echo.HandlerFunc) echo.HandlerFunc {
 	}
 }
 
+// refuseOptions makes OPTIONS a method like any other: echo would answer it by itself, for every route and without credentials.
+func refuseOptions(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if allow, ok := c.Get(echo.ContextKeyHeaderAllow).(string); ok {
+			c.Response().Header().Set(echo.HeaderAllow, strings.TrimPrefix(allow, http.MethodOptions+", "))
+			return echo.ErrMethodNotAllowed
+		}
+		return next(c)
+	}
+}
+
+// readQuery refuses a query that cannot be read. echo would drop what it does not understand, and the answer would look as if nothing had
+// been asked for.
+func readQuery(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if _, err := url.ParseQuery(c.Request().URL.RawQuery); err != nil {
+			return &validationError{faults: []fieldFault{{Pointer: "/query", Code: faultInvalid, Detail: "The query is not well formed."}}}
+		}
+		return next(c)
+	}
+}
+
 // mayBeEmpty are the operations for which an absent body is {}. Without a body there is no media type to be wrong.
 var mayBeEmpty = map[string]bool{
 	"/v1/orders/:id/cancel":    true,
@@ -150,10 +170,6 @@ var mayBeEmpty = map[string]bool{
 func (s *Server) readBody(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		request := c.Request()
-		// The deadline is for the body alone. One for the whole request would end the handler of a slow payment.
-		deadline := http.NewResponseController(c.Response())
-		_ = deadline.SetReadDeadline(time.Now().Add(bodyTimeout)) // not every writer has one; httptest's recorder does not
-		defer func() { _ = deadline.SetReadDeadline(time.Time{}) }()
 		body, readErr := io.ReadAll(http.MaxBytesReader(c.Response(), request.Body, maxBodyBytes))
 		if absent := len(body) == 0 && readErr == nil; absent && mayBeEmpty[c.Path()] {
 			body = []byte("{}")

@@ -55,9 +55,10 @@ func New(config Config) *Server {
 	s := &Server{Config: config, echo: echo.New(), limiter: newRateLimiter(config.RateLimit)}
 	s.echo.HTTPErrorHandler = s.writeError
 	s.echo.Pre(s.begin, s.refuseWhileDraining)
+	s.echo.Use(refuseOptions)
 
 	// Per route, not as a group: a group's middleware answers 404 where 405 is due.
-	read := []echo.MiddlewareFunc{s.authenticate, s.limitRate}
+	read := []echo.MiddlewareFunc{s.authenticate, s.limitRate, readQuery}
 	write := []echo.MiddlewareFunc{s.authenticate, s.limitRate, s.readBody, requireKey}
 	RegisterHandlersWithOptions(withHEAD{s.echo}, s, RegisterHandlersOptions{
 		OperationMiddlewares: map[string][]echo.MiddlewareFunc{

@@ -12,6 +12,31 @@ import (
 	"github.com/google/uuid"
 )
 
+const idempotencyKeyAbandoned = `-- name: IdempotencyKeyAbandoned :one
+SELECT (clock_timestamp() - coalesce(abandoned_at, lease_expires_at))::interval AS abandoned_for
+FROM idempotency_keys
+WHERE merchant_id = $1
+    AND key = $2
+    AND attempt = $3
+    AND state = 'in_progress'
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
+`
+
+type IdempotencyKeyAbandonedParams struct {
+	MerchantID uuid.UUID
+	Key        string
+	Attempt    int32
+}
+
+// How long a stale key has waited for its client, asked again right before it is closed: a client may have come and gone since the look.
+// No row: somebody is at work on it, or has been.
+func (q *Queries) IdempotencyKeyAbandoned(ctx context.Context, db DBTX, arg IdempotencyKeyAbandonedParams) (time.Duration, error) {
+	row := db.QueryRow(ctx, idempotencyKeyAbandoned, arg.MerchantID, arg.Key, arg.Attempt)
+	var abandoned_for time.Duration
+	err := row.Scan(&abandoned_for)
+	return abandoned_for, err
+}
+
 const idempotencyKeyGet = `-- name: IdempotencyKeyGet :one
 SELECT
     route,
@@ -30,7 +55,7 @@ SELECT
     answer_body,
     created_at,
     expires_at,
-    coalesce(expires_at <= clock_timestamp(), false)::boolean AS expired,
+    (state <> 'in_progress' AND (answer_status IS NULL OR expires_at <= clock_timestamp()))::boolean AS expired,
     coalesce(lease_expires_at - clock_timestamp(), '0')::interval AS lease_left
 FROM idempotency_keys
 WHERE merchant_id = $1
@@ -63,7 +88,8 @@ type IdempotencyKeyGetRow struct {
 	LeaseLeft        time.Duration
 }
 
-// The row on which a loser of the claim is judged, in a snapshot that begins after the claim has lost.
+// The row on which a loser of the claim is judged, in a snapshot that begins after the claim has lost. An answer that was stripped stays
+// expired, even if the clock is set back.
 func (q *Queries) IdempotencyKeyGet(ctx context.Context, db DBTX, arg IdempotencyKeyGetParams) (IdempotencyKeyGetRow, error) {
 	row := db.QueryRow(ctx, idempotencyKeyGet, arg.MerchantID, arg.Key)
 	var i IdempotencyKeyGetRow
@@ -97,8 +123,8 @@ WITH due AS (
         key AS due_key
     FROM idempotency_keys
     WHERE state = 'in_progress'
-        AND lease_expires_at <= now()
-        AND (next_look_at <= now() OR $2::boolean)
+        AND (lease_id IS NULL OR lease_expires_at <= now())
+        AND next_look_at <= coalesce($2::timestamptz, now())
     ORDER BY next_look_at
     LIMIT $3
     FOR UPDATE SKIP LOCKED
@@ -119,9 +145,9 @@ RETURNING
 `
 
 type IdempotencyKeyLookParams struct {
-	LookTimeout   time.Duration
-	IgnoreBackOff bool
-	Max           int32
+	LookTimeout time.Duration
+	DueBy       *time.Time
+	Max         int32
 }
 
 type IdempotencyKeyLookRow struct {
@@ -136,9 +162,9 @@ type IdempotencyKeyLookRow struct {
 
 // The stale keys that the reaper looks at now. Moving their next look into the future keeps the other replicas off them. The
 // longest overdue come first, or a gateway that is away would let the same few keep their turn for ever; skipping locked rows
-// makes the order harmless.
+// makes the order harmless. due_by keeps a round that takes several batches from beginning again with those it has put off.
 func (q *Queries) IdempotencyKeyLook(ctx context.Context, db DBTX, arg IdempotencyKeyLookParams) ([]IdempotencyKeyLookRow, error) {
-	rows, err := db.Query(ctx, idempotencyKeyLook, arg.LookTimeout, arg.IgnoreBackOff, arg.Max)
+	rows, err := db.Query(ctx, idempotencyKeyLook, arg.LookTimeout, arg.DueBy, arg.Max)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +198,7 @@ WHERE merchant_id = $2
     AND key = $3
     AND attempt = $4
     AND state = 'in_progress'
-    AND lease_expires_at <= clock_timestamp()
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
 `
 
 type IdempotencyKeyLookAgainParams struct {
@@ -193,6 +219,24 @@ func (q *Queries) IdempotencyKeyLookAgain(ctx context.Context, db DBTX, arg Idem
 	return err
 }
 
+const idempotencyKeyMakeDue = `-- name: IdempotencyKeyMakeDue :one
+WITH stale AS (
+    UPDATE idempotency_keys
+    SET next_look_at = now()
+    WHERE state = 'in_progress'
+        AND (lease_id IS NULL OR lease_expires_at <= now())
+)
+SELECT now()::timestamptz AS due_by
+`
+
+// Forgets the back-off of all stale keys, and returns the time by which they are due.
+func (q *Queries) IdempotencyKeyMakeDue(ctx context.Context, db DBTX) (time.Time, error) {
+	row := db.QueryRow(ctx, idempotencyKeyMakeDue)
+	var due_by time.Time
+	err := row.Scan(&due_by)
+	return due_by, err
+}
+
 const idempotencyKeyPoll = `-- name: IdempotencyKeyPoll :many
 SELECT
     merchant_id,
@@ -200,7 +244,7 @@ SELECT
 FROM idempotency_keys
 WHERE merchant_id = ANY($1::uuid[])
     AND key = ANY($2::text[])
-    AND (state <> 'in_progress' OR lease_expires_at <= now())
+    AND (state <> 'in_progress' OR lease_id IS NULL OR lease_expires_at <= now())
 `
 
 type IdempotencyKeyPollParams struct {
@@ -257,7 +301,8 @@ WHERE i.merchant_id = expired.merchant_id
 `
 
 // Strips the answers whose retention has passed. The rows stay as tombstones: a spent key is spent for ever. now() and not
-// clock_timestamp(), which is volatile and would have the whole index read when nothing is due.
+// clock_timestamp(), which is volatile and would have the whole index read when nothing is due. Skipping locked rows makes the order of
+// the index harmless.
 func (q *Queries) IdempotencyKeyPurge(ctx context.Context, db DBTX, max int32) (int64, error) {
 	result, err := db.Exec(ctx, idempotencyKeyPurge, max)
 	if err != nil {
@@ -362,7 +407,7 @@ WHERE merchant_id = $5
     AND key = $6
     AND attempt = $7
     AND state = 'in_progress'
-    AND lease_expires_at <= clock_timestamp()
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
 RETURNING attempt
 `
 
@@ -376,7 +421,8 @@ type IdempotencyKeyTakeOverParams struct {
 	Attempt    int32
 }
 
-// The next attempt at a stale key. No row: somebody else was quicker, or the holder has come back to life.
+// The next attempt at a stale key: one whose lease has expired or was released, whatever the clock says about that moment. No row:
+// somebody else was quicker, or the holder has come back to life.
 // abandoned_at is what a client's return resets and the reaper's visit keeps: how long a payment has waited for its client counts
 // from the end of a client's lease, never from the reaper's.
 func (q *Queries) IdempotencyKeyTakeOver(ctx context.Context, db DBTX, arg IdempotencyKeyTakeOverParams) (int32, error) {

@@ -144,8 +144,10 @@ func (c *Client) LookUp(ctx context.Context, intent payments.Intent) (payments.O
 	switch {
 	case a.status == http.StatusOK:
 		return a.outcome(intent, payments.OutcomeApproved, payments.OutcomeDeclined, payments.OutcomeCanceled, payments.OutcomeProcessing)
-	case a.status == http.StatusNotFound && (len(a.body) == 0 || a.isObject()):
+	case a.status == http.StatusNotFound && a.isObject():
 		return payments.Outcome{Status: payments.OutcomeNeverSeen}, nil
+	case a.status == http.StatusNotFound:
+		return payments.Outcome{Status: payments.OutcomeNotFound}, nil
 	}
 	return a.unclear("")
 }

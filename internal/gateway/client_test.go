@@ -30,6 +30,7 @@ var (
 	canceled  = payments.Outcome{Status: payments.OutcomeCanceled}
 	working   = payments.Outcome{Status: payments.OutcomeProcessing}
 	neverSeen = payments.Outcome{Status: payments.OutcomeNeverSeen}
+	notFound  = payments.Outcome{Status: payments.OutcomeNotFound}
 )
 
 const (
@@ -185,9 +186,9 @@ func TestAnswersAreClassified(t *testing.T) {
 		{"LookUpProcessing", doLookUp, says(200, processingJSON), working, nil},
 		{"LookUpCanceled", doLookUp, says(200, canceledJSON), canceled, nil},
 		{"LookUpNeverSeen", doLookUp, says(404, `{"error":"leak"}`), neverSeen, nil},
-		{"LookUpNeverSeenWithoutABody", doLookUp, says(404, ""), neverSeen, nil},
-		{"LookUpProxys404IsUnclear", doLookUp, says(404, html), payments.Outcome{}, payments.ErrUnclear},
-		{"LookUpTexts404IsUnclear", doLookUp, says(404, "404 page not found\n"), payments.Outcome{}, payments.ErrUnclear},
+		{"LookUpEmpty404IsNotTheGatewaysWord", doLookUp, says(404, ""), notFound, nil},
+		{"LookUpProxys404IsNotTheGatewaysWord", doLookUp, says(404, html), notFound, nil},
+		{"LookUpTexts404IsNotTheGatewaysWord", doLookUp, says(404, "404 page not found\n"), notFound, nil},
 		{"LookUpOtherKeyIsUnclear", doLookUp, says(200, `{"key":"leak","status":"processing"}`), payments.Outcome{}, payments.ErrUnclear},
 		{"LookUpOtherAmountIsUnclear", doLookUp, says(200, change("1000", "1001")), payments.Outcome{}, payments.ErrUnclear},
 		{"LookUpIsNeverRefused", doLookUp, says(503, `{}`), payments.Outcome{}, payments.ErrUnclear},

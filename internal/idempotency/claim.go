@@ -131,7 +131,9 @@ func (r Record) Judge(request Request) error {
 func (r Record) Final() bool { return r.State != StateInProgress }
 
 // Stale reports whether nobody can be trusted to be working on the key any more.
-func (r Record) Stale() bool { return r.State == StateInProgress && r.LeaseLeft <= 0 }
+func (r Record) Stale() bool {
+	return r.State == StateInProgress && (r.LeaseID == uuid.Nil || r.LeaseLeft <= 0)
+}
 
 // Answer is the stored answer of a final record, as a replay.
 func (r Record) Answer() Answer {

@@ -2,7 +2,9 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,11 +13,15 @@ import (
 	"example.com/payments/internal/dbsqlc"
 )
 
+// A thousand leases are renewed in some tens of milliseconds. In one statement with all of them, a slow moment would cost them all.
+const renewBatch = 1000
+
 // Leases renews the leases of what this process is working on now: those between Hold and the function it returns. Not "all rows
 // that bear our name": that would keep alive what a panicked request has left behind.
 //
 // A lease is renewed when a third of its time has gone, so a fast payment renews nothing, and there is time for two more tries before
-// it expires. All that are due go in one statement, on a connection kept for it: a full pool must not cost anybody a lease.
+// it expires. All that are due go in one statement, or a few when thousands are, on a connection kept for it: a full pool must not cost
+// anybody a lease.
 type Leases struct {
 	db   dbsqlc.DBTX
 	ttl  time.Duration
@@ -65,6 +71,15 @@ func (l *Leases) RunOnce(ctx context.Context) (renewed int, err error) {
 	if len(due) == 0 {
 		return 0, nil
 	}
+	for chunk := range slices.Chunk(due, renewBatch) {
+		n, chunkErr := l.renew(ctx, chunk)
+		renewed += n
+		err = errors.Join(err, chunkErr)
+	}
+	return renewed, err
+}
+
+func (l *Leases) renew(ctx context.Context, due []uuid.UUID) (int, error) {
 	// A statement that takes longer than this would be in the way of the next try.
 	ctx, cancel := context.WithTimeout(ctx, l.ttl/4)
 	defer cancel()

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// A gateway that has refused three times in a row is down, and the client should hear it.
-	maxSends = 3
+	// A gateway that has refused three times in a row, or could not be reached, is down, and the client should hear it.
+	maxTries = 3
 	// The first pause between two exchanges, and the longest: a gateway that has come back is noticed within half a second.
 	firstPause = 50 * time.Millisecond
 	maxPause   = 500 * time.Millisecond
@@ -28,15 +28,15 @@ type history struct {
 // has left anything uncertain and every request of this one was either never sent or refused by the gateway itself, which then says
 // that it has never seen the intent; else [ErrOutcomeUnknown].
 //
-// Sending again is always under the same gateway key, and only after the gateway has said that it has never seen it, or when nothing was
-// sent before. A request that is still under way somewhere in the network then meets its own key.
+// Sending again is always under the same gateway key, and only when the gateway does not know it, or when nothing was sent before. A
+// request that is still under way somewhere in the network then meets its own key.
 func charge(ctx context.Context, gateway Gateway, intent Intent, history history, budget time.Duration) (Outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 
 	uncertain := history.uncertain // money may have moved, and nothing but an outcome can take that back
 	refused := false               // refused, and the gateway has not said yet that it has never seen it
-	sends, pause, last := 0, firstPause, error(nil)
+	tries, pause, last := 0, firstPause, error(nil)
 
 	for ask := history.resumed; ; {
 		if ask {
@@ -46,14 +46,21 @@ func charge(ctx context.Context, gateway Gateway, intent Intent, history history
 				return outcome, nil
 			case err == nil && outcome.Status == OutcomeNeverSeen:
 				ask, refused = false, false
+			case err == nil && outcome.Status == OutcomeNotFound:
+				ask = false
 			case err == nil:
 				last = errStillProcessing
+			case errors.Is(err, ErrNotSent) && !uncertain && !refused:
+				// A gateway that cannot be reached, and nothing to find out about: that is three tries, not a whole budget.
+				tries++
+				last = err
 			default:
 				last = err
 			}
 		}
-		if sends > 0 || ask {
-			if sends == maxSends && !ask || !pauseFor(ctx, pause) {
+		if tries > 0 || ask {
+			spent := tries == maxTries && !(ask && (uncertain || refused))
+			if spent || !pauseFor(ctx, pause) {
 				break
 			}
 			pause = min(2*pause, maxPause)
@@ -62,7 +69,7 @@ func charge(ctx context.Context, gateway Gateway, intent Intent, history history
 			continue
 		}
 
-		sends++
+		tries++
 		outcome, err := within(ctx, remaining(ctx)*3/4, intent, gateway.Charge)
 		if err == nil {
 			return outcome, nil
@@ -99,7 +106,7 @@ func remaining(ctx context.Context) time.Duration {
 
 // pauseFor waits between half of d and d, and returns false when ctx ends first.
 func pauseFor(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d/2 + rand.N(d/2))
+	timer := time.NewTimer(d/2 + rand.N(d/2+1))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

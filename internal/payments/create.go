@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"example.com/payments/internal/dbsqlc"
 	"example.com/payments/internal/idempotency"
@@ -108,16 +109,23 @@ func (p *paymentStory) refusal(ctx context.Context) error {
 	case order.Amount != p.payment.Amount || order.Currency != p.payment.Currency:
 		return ErrAmountMismatch
 	}
-	_, err = p.service.queries.PaymentLiveOfOrder(ctx, p.service.db, dbsqlc.PaymentLiveOfOrderParams{
-		MerchantID: p.merchantID, OrderID: p.payment.OrderID,
-	})
-	switch err = notFound(err); {
-	case errors.Is(err, ErrNotFound):
-		return nil
+	paid, err := p.service.beingPaid(ctx, p.service.db, p.merchantID, p.payment.OrderID)
+	switch {
 	case err != nil:
-		return err
+		return storageError(err)
+	case paid:
+		return ErrOrderPaymentInProgress
 	}
-	return ErrOrderPaymentInProgress
+	return nil
+}
+
+// beingPaid reports whether the order has a live payment.
+func (s *Service) beingPaid(ctx context.Context, db dbsqlc.DBTX, merchantID, orderID uuid.UUID) (bool, error) {
+	_, err := s.queries.PaymentLiveOfOrder(ctx, db, dbsqlc.PaymentLiveOfOrderParams{MerchantID: merchantID, OrderID: orderID})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 func (p *paymentStory) load(ctx context.Context, id uuid.UUID) (story, error) {
@@ -135,6 +143,8 @@ func (p *paymentStory) intent() Intent {
 		Amount: p.payment.Amount, Currency: p.payment.Currency, PaymentMethod: p.payment.PaymentMethod,
 	}
 }
+
+func (p *paymentStory) processing() bool { return p.payment.Status == StatusProcessing }
 
 func (p *paymentStory) accepted() idempotency.Answer {
 	return p.service.answers.PaymentAccepted(p.payment)

@@ -18,7 +18,8 @@ var (
 	ErrRefundExceedsPayment   = errors.New("refunds would exceed the payment")
 )
 
-// ErrStorageUnavailable: the database could not be asked, or did not answer in time. Alone it means that nothing was begun.
+// ErrStorageUnavailable: the database could not be asked, or did not answer in time. Alone it means that the gateway has not been asked for
+// anything. The key may be claimed all the same, by a statement whose answer was lost; a repeat finds out.
 var ErrStorageUnavailable = errors.New("database is unavailable")
 
 // What an attempt can end with instead of an outcome. They come inside an [UnfinishedError].
@@ -29,7 +30,7 @@ var (
 	ErrNotCharged = errors.New("gateway is unavailable and has not charged")
 )
 
-// PanicError is a panic that was caught after the claim.
+// PanicError is a panic that was caught. After a claim it comes inside an [UnfinishedError], and the key has been released.
 type PanicError struct {
 	Value any
 	Stack []byte

@@ -10,7 +10,7 @@ import (
 )
 
 // Gateway is what the story needs of the external payment system: make the intent happen, look it up, and make sure that it
-// never happens. Each call is one exchange over the network; patience and repetition belong to the caller (see [Service.charge]).
+// never happens. Each call is one exchange over the network; patience and repetition belong to the caller (see charge.go).
 //
 // The gateway enters an intent's key before it works, answers a second Charge of a key with the first's outcome, and remembers
 // keys for ever. That is what makes a repeated Charge safe.
@@ -19,9 +19,9 @@ import (
 // [ErrNotSent], [ErrRefused], [ErrUnclear], which callers tell apart with errors.Is. A context that ends is no error of its
 // own: it is one of the three, by what had been sent when it ended.
 type Gateway interface {
-	// Charge asks for the money to be moved. It never returns [OutcomeNeverSeen].
+	// Charge asks for the money to be moved. It returns a final outcome.
 	Charge(ctx context.Context, intent Intent) (Outcome, error)
-	// LookUp asks what became of the intent. It moves nothing and returns any [OutcomeStatus]. It never returns ErrRefused.
+	// LookUp asks what became of the intent. It moves nothing, and returns any [OutcomeStatus]. It never returns ErrRefused.
 	LookUp(ctx context.Context, intent Intent) (Outcome, error)
 	// Cancel makes sure that an intent which has not happened never will. It returns [OutcomeCanceled], or the outcome the
 	// intent already has. It never returns ErrRefused.
@@ -68,6 +68,9 @@ const (
 	OutcomeCanceled   OutcomeStatus = "canceled"   // nothing has moved and nothing ever will
 	OutcomeProcessing OutcomeStatus = "processing" // the gateway is working on it; nothing is known yet
 	OutcomeNeverSeen  OutcomeStatus = "never_seen" // the gateway does not know the key at this moment
+	// OutcomeNotFound: a 404 that may be of something in between. It is enough to send again, or to ask for a cancel, under the same key;
+	// it is not the gateway's word that nothing was charged.
+	OutcomeNotFound OutcomeStatus = "not_found"
 )
 
 // Outcome is what the gateway says about an intent.

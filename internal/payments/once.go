@@ -3,7 +3,7 @@ package payments
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
+	"fmt"
 	"runtime/debug"
 	"time"
 
@@ -31,6 +31,8 @@ type story interface {
 	load(ctx context.Context, id uuid.UUID) (story, error)
 	subject() Subject
 	intent() Intent
+	// processing reports whether the resource has no final status yet.
+	processing() bool
 	// accepted answers for a resource that goes on in the background.
 	accepted() idempotency.Answer
 	// record writes the outcome and its answer together. It returns [pgx.ErrNoRows] when the lease was not the present one.
@@ -72,14 +74,18 @@ func (s *Service) once(ctx context.Context, claim idempotency.Claim, wait *time.
 			return answer, judgedErr
 		}
 		if refusal := story.refusal(ctx); refusal != nil {
+			// A twin may have been let in since, and its answer comes before what the rules say now.
+			answer, judgedErr := s.judged(clientCtx, claim, wait, lease, story)
+			if !errors.Is(judgedErr, idempotency.ErrNoRecord) {
+				return answer, judgedErr
+			}
 			return idempotency.Answer{}, refusal
 		}
 	}
-	return idempotency.Answer{}, storageError(err)
+	return idempotency.Answer{}, fmt.Errorf("%w: the claim was lost %d times: %w", ErrStorageUnavailable, claimTries, err)
 }
 
 // judged answers a request that did not win its key, from the key's row. It returns [idempotency.ErrNoRecord] when there is none.
-// Each turn of its loop follows a change of the row that somebody made, or a wait that the client asked for.
 func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wait *time.Duration, lease idempotency.Lease, own story) (idempotency.Answer, error) {
 	ctx := context.WithoutCancel(clientCtx)
 	if wait != nil {
@@ -87,8 +93,8 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 		clientCtx, cancel = context.WithTimeout(clientCtx, *wait)
 		defer cancel()
 	}
-	waited := false
-	for {
+	waited, waitIsOver := false, wait == nil
+	for takeOvers := 0; ; {
 		record, err := idempotency.Get(ctx, s.db, claim.MerchantID, claim.Key)
 		switch {
 		case errors.Is(err, idempotency.ErrNoRecord):
@@ -105,54 +111,39 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 			return answer, nil
 		}
 
-		if record.LeaseID == lease.ID {
-			// The claim or the take-over went through although its call failed.
-			lease.Attempt = record.Attempt
-			resumed := record.Attempt > 1
-			if resumed {
-				if own, err = own.load(ctx, record.ResourceID); err != nil {
-					return idempotency.Answer{}, err
-				}
+		if record.LeaseID == lease.ID || record.Stale() {
+			takeOvers++
+			if takeOvers > claimTries {
+				return idempotency.Answer{}, fmt.Errorf("%w: the take-over was lost %d times", ErrStorageUnavailable, claimTries)
 			}
-			return s.begin(ctx, record.Mode, attempt{
-				lease: lease, requestID: claim.RequestID, story: own, history: history{resumed: resumed, uncertain: resumed},
-			})
-		}
-
-		if record.Stale() {
-			stored, err := own.load(ctx, record.ResourceID)
+			a, ok, err := s.resume(ctx, claim, record, lease, own)
 			if err != nil {
 				return idempotency.Answer{}, err
-			}
-			lease.Attempt = record.Attempt
-			next, ok, err := idempotency.TakeOver(ctx, s.db, lease, s.settings.Holder, claim.RequestID, s.settings.LeaseTTL)
-			if err != nil && !postgres.IsAmbiguous(err) {
-				return idempotency.Answer{}, storageError(err)
 			}
 			if !ok {
 				continue // Somebody was quicker, or it was us and the call failed: the row says which.
 			}
-			answer, err := s.begin(ctx, record.Mode, attempt{
-				lease: next, requestID: claim.RequestID, story: stored,
-				history: history{resumed: true, uncertain: record.OutcomeUncertain},
-			})
-			if record.Mode == idempotency.ModeSync || wait == nil {
-				answer.Replayed = record.Mode == idempotency.ModeAsync || answer.Replayed
+			answer, err := s.begin(ctx, record.Mode, a)
+			if record.Mode == idempotency.ModeSync || !a.history.resumed {
 				return answer, err
 			}
-			record.LeaseLeft = s.settings.LeaseTTL
+			// The attempt goes on in the background, and this request is from here on one that meets it there, like any other.
+			lease.ID = uuid.New()
+			continue
 		}
 
-		if wait != nil {
+		if !waitIsOver {
 			waited = true
-			if s.waiters.Wait(clientCtx, claim.MerchantID, claim.Key) {
-				continue
-			}
+			waitIsOver = !s.waiters.Wait(clientCtx, claim.MerchantID, claim.Key)
+			continue // One last look, also when the wait was in vain.
 		}
 		if record.Mode == idempotency.ModeAsync {
 			stored, err := own.load(ctx, record.ResourceID)
 			if err != nil {
 				return idempotency.Answer{}, err
+			}
+			if !stored.processing() {
+				continue // It has become final since the look, and so has its key.
 			}
 			answer := stored.accepted()
 			answer.Replayed, answer.Waited = true, waited
@@ -160,6 +151,29 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 		}
 		return idempotency.Answer{}, &idempotency.InFlightError{Record: record, Waited: waited}
 	}
+}
+
+// resume makes the request the next attempt at a stale key, or recognises an attempt as its own whose claim or take-over went through
+// although its call failed. The story is that of the row, never the request's own: that one may have been filled by half.
+func (s *Service) resume(ctx context.Context, claim idempotency.Claim, record idempotency.Record, lease idempotency.Lease, own story) (attempt, bool, error) {
+	stored, err := own.load(ctx, record.ResourceID)
+	if err != nil {
+		return attempt{}, false, err
+	}
+	a := attempt{lease: lease, requestID: claim.RequestID, story: stored}
+	a.lease.Attempt = record.Attempt
+	if record.LeaseID == lease.ID {
+		resumed := record.Attempt > 1
+		a.history = history{resumed: resumed, uncertain: resumed}
+		return a, true, nil
+	}
+	next, ok, err := idempotency.TakeOver(ctx, s.db, a.lease, s.settings.Holder, claim.RequestID, s.settings.LeaseTTL)
+	if err != nil && !postgres.IsAmbiguous(err) {
+		return attempt{}, false, storageError(err)
+	}
+	a.lease = next
+	a.history = history{resumed: true, uncertain: record.OutcomeUncertain}
+	return a, ok, nil
 }
 
 // begin starts an attempt: at once for a client that waits for the answer, in the background for one that does not.
@@ -171,7 +185,10 @@ func (s *Service) begin(ctx context.Context, mode idempotency.Mode, a attempt) (
 	}
 	go func() {
 		defer s.attempts.Done()
-		if _, err := s.finish(ctx, a); err != nil {
+		_, err := s.finish(ctx, a)
+		if panicked, ok := errors.AsType[*PanicError](err); ok {
+			s.log.ErrorContext(ctx, "background attempt has panicked", "key", a.lease.Key, "error", err, "stack", string(panicked.Stack))
+		} else if err != nil {
 			s.log.WarnContext(ctx, "background attempt has ended without an answer", "key", a.lease.Key, "error", err)
 		}
 	}()
@@ -226,6 +243,8 @@ func (s *Service) present(ctx context.Context, a attempt, own error) (answer ide
 	switch {
 	case err != nil:
 		return idempotency.Answer{}, nil, err
+	case record.Expired:
+		return idempotency.Answer{}, &idempotency.ExpiredError{ResourcePath: record.ResourcePath}, nil
 	case record.Final():
 		answer := record.Answer()
 		answer.Replayed = record.LeaseID != a.lease.ID
@@ -236,25 +255,18 @@ func (s *Service) present(ctx context.Context, a attempt, own error) (answer ide
 	return idempotency.Answer{}, &idempotency.InFlightError{Record: record}, nil
 }
 
-// persist repeats a write for as long as the database is in trouble, until RecordBudget ends. ending is what the write has to say to the
+// persist repeats a write for as long as the database is in trouble, until [RecordBudget] ends. ending is what the write has to say to the
 // client once it is done. A database that does not keep what it is told leaves the outcome open, whatever the gateway has said.
 func (s *Service) persist(ctx context.Context, a attempt, write func(context.Context) (answer idempotency.Answer, ending, trouble error)) (idempotency.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, RecordBudget)
 	defer cancel()
-	for pause := 50 * time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		answer, ending, trouble := write(ctx)
 		if trouble == nil {
 			return answer, ending
 		}
-		timer := time.NewTimer(pause/2 + rand.N(pause/2))
-		select {
-		case <-timer.C:
-			if !postgres.IsFault(trouble) {
-				continue
-			}
-		case <-ctx.Done():
-			timer.Stop()
+		if postgres.IsFault(trouble) || !pauseFor(ctx, pause) {
+			return idempotency.Answer{}, &UnfinishedError{Subject: a.story.subject(), Cause: storageError(trouble)}
 		}
-		return idempotency.Answer{}, &UnfinishedError{Subject: a.story.subject(), Cause: storageError(trouble)}
 	}
 }

@@ -3,6 +3,7 @@ package payments
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -74,7 +75,7 @@ func (s *Service) CreateOrder(ctx context.Context, req NewOrder) (idempotency.An
 			return stored, storedErr
 		}
 	}
-	return idempotency.Answer{}, storageError(err)
+	return idempotency.Answer{}, fmt.Errorf("%w: the claim was lost %d times: %w", ErrStorageUnavailable, claimTries, err)
 }
 
 // CancelOrder closes an open order against payment. The errors are those of a key, [ErrNotFound], [ErrOrderNotOpen],
@@ -92,30 +93,50 @@ func (s *Service) CancelOrder(ctx context.Context, claim idempotency.Claim, orde
 			return stored, storedErr
 		}
 		var answer idempotency.Answer
-		answer, err = s.cancelOrder(ctx, claim, key, orderID)
-		if err == nil {
-			return answer, nil
-		}
-		if !lost(err) {
+		var refusal error
+		answer, refusal, err = s.cancelOrder(ctx, claim, key, orderID)
+		switch {
+		case refusal != nil:
 			// A twin may have canceled the order a moment ago, and its answer is this request's too.
 			stored, storedErr := s.stored(ctx, claim)
 			if !errors.Is(storedErr, idempotency.ErrNoRecord) {
 				return stored, storedErr
 			}
-			return idempotency.Answer{}, err
+			return idempotency.Answer{}, refusal
+		case err == nil:
+			return answer, nil
+		case !lost(err):
+			return idempotency.Answer{}, storageError(err)
 		}
 	}
-	return idempotency.Answer{}, storageError(err)
+	return idempotency.Answer{}, fmt.Errorf("%w: the claim was lost %d times: %w", ErrStorageUnavailable, claimTries, err)
 }
 
 // cancelOrder locks the order, looks for a live payment in a new statement, and only then cancels. In one statement the look would be
 // older than the lock, and would miss the payment whose claim the lock has waited for.
-func (s *Service) cancelOrder(ctx context.Context, claim idempotency.Claim, key keyRow, orderID uuid.UUID) (answer idempotency.Answer, err error) {
+func (s *Service) cancelOrder(ctx context.Context, claim idempotency.Claim, key keyRow, orderID uuid.UUID) (answer idempotency.Answer, refusal, err error) {
 	err = s.db.BeginFunc(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		order, err := s.lockOpenOrder(ctx, tx, claim.MerchantID, orderID)
+		row, err := s.queries.OrderLock(ctx, tx, dbsqlc.OrderLockParams{MerchantID: claim.MerchantID, ID: orderID})
+		if errors.Is(err, pgx.ErrNoRows) {
+			refusal = ErrNotFound
+			return nil
+		}
 		if err != nil {
 			return err
 		}
+		if row.Status != OrderOpen {
+			refusal = ErrOrderNotOpen
+			return nil
+		}
+		paid, err := s.beingPaid(ctx, tx, claim.MerchantID, orderID)
+		if err != nil {
+			return err
+		}
+		if paid {
+			refusal = ErrOrderPaymentInProgress
+			return nil
+		}
+		order := orderFromRow(row)
 		order.Status = OrderCanceled
 		answer = s.answers.OrderCanceled(order)
 		answer.ExpiresAt, err = s.queries.OrderCancel(ctx, tx, dbsqlc.OrderCancelParams{
@@ -127,27 +148,7 @@ func (s *Service) cancelOrder(ctx context.Context, claim idempotency.Claim, key 
 		})
 		return err
 	})
-	return answer, err
-}
-
-func (s *Service) lockOpenOrder(ctx context.Context, tx pgx.Tx, merchantID, orderID uuid.UUID) (Order, error) {
-	row, err := s.queries.OrderLock(ctx, tx, dbsqlc.OrderLockParams{MerchantID: merchantID, ID: orderID})
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return Order{}, ErrNotFound
-	case err != nil:
-		return Order{}, err
-	case row.Status != OrderOpen:
-		return Order{}, ErrOrderNotOpen
-	}
-	_, err = s.queries.PaymentLiveOfOrder(ctx, tx, dbsqlc.PaymentLiveOfOrderParams{MerchantID: merchantID, OrderID: orderID})
-	switch {
-	case err == nil:
-		return Order{}, ErrOrderPaymentInProgress
-	case !errors.Is(err, pgx.ErrNoRows):
-		return Order{}, err
-	}
-	return orderFromRow(row), nil
+	return answer, refusal, err
 }
 
 // orderEvent is what the audit trail keeps of an order that was canceled.

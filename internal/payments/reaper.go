@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"runtime/debug"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"golang.org/x/sync/errgroup"
 
 	"example.com/payments/internal/dbsqlc"
@@ -13,15 +17,14 @@ import (
 )
 
 const (
-	// A round looks at a hundred keys, eight at a time. A gateway that has just come back is not met by everything at once, and a round
-	// with a gateway that hangs ends within a minute or two.
-	reapBatch       = 100
-	reapConcurrency = 8
+	// Eight keys are looked at side by side, and no key is taken before there is somebody to look at it: a gateway that hangs makes the round
+	// slow, and the looks not old.
+	reapBatch = 8
+	// A round ends after a hundred looks, so that a gateway that has just come back is not met by everything at once.
+	reapRound = 100
 	// A payment that stays unclear is looked at less and less often, but at least every fifth round: once the gateway is back, nothing
 	// waits longer than that for its end.
 	reapBackOffRounds = 5
-	// What `payments reap --once` looks at, back-off or not.
-	reapOnceBatch = 10_000
 )
 
 // Reaper ends the stale payments and refunds whose clients do not come back. It finds out; it never charges.
@@ -53,65 +56,93 @@ const (
 // Run reaps every ReapInterval until ctx ends. Errors are logged and tried again in the next round.
 func (r *Reaper) Run(ctx context.Context) error {
 	for pauseFor(ctx, r.service.settings.ReapInterval) {
-		if _, err := r.RunOnce(ctx, false); err != nil && ctx.Err() == nil {
+		if _, err := r.RunOnce(ctx); err != nil && ctx.Err() == nil {
 			r.service.log.WarnContext(ctx, "reaper's round was cut short", "error", err)
 		}
 	}
 	return nil
 }
 
-// RunOnce looks at one batch of the stale keys that are due, or of all of them when the back-off is to be ignored, and counts what became
-// of them. The error is the first of those that the keys met.
-func (r *Reaper) RunOnce(ctx context.Context, ignoreBackOff bool) (map[ReapEnding]int, error) {
-	settings := r.service.settings
-	batch := int32(reapBatch)
-	if ignoreBackOff {
-		batch = reapOnceBatch
-	}
-	keys, err := r.service.queries.IdempotencyKeyLook(ctx, r.service.db, dbsqlc.IdempotencyKeyLookParams{
-		// If this process dies now, another looks again when a look would have ended.
-		LookTimeout: settings.GatewayTimeout, IgnoreBackOff: ignoreBackOff, Max: batch,
-	})
+// RunOnce is one round: it looks at the stale keys that are due, reapRound of them at most, and counts what became of them. The error is
+// the first that was met.
+func (r *Reaper) RunOnce(ctx context.Context) (map[ReapEnding]int, error) {
+	return r.round(ctx, nil, reapRound)
+}
+
+// RunAll looks at every stale key once, whatever its back-off.
+func (r *Reaper) RunAll(ctx context.Context) (map[ReapEnding]int, error) {
+	dueBy, err := r.service.queries.IdempotencyKeyMakeDue(ctx, r.service.db)
 	if err != nil {
 		return nil, fmt.Errorf("find stale keys: %w", storageError(err))
 	}
+	return r.round(ctx, &dueBy, math.MaxInt)
+}
 
-	endings := make([]ReapEnding, len(keys))
-	var group errgroup.Group
-	group.SetLimit(reapConcurrency)
-	for i, key := range keys {
-		group.Go(func() (err error) {
-			endings[i], err = r.reap(ctx, key)
-			return err
-		})
-	}
-	err = group.Wait()
+func (r *Reaper) round(ctx context.Context, dueBy *time.Time, most int) (map[ReapEnding]int, error) {
 	counts := make(map[ReapEnding]int)
-	for _, ending := range endings {
-		counts[ending]++
+	for looked := 0; looked < most; {
+		keys, err := r.service.queries.IdempotencyKeyLook(ctx, r.service.db, dbsqlc.IdempotencyKeyLookParams{
+			// If this process dies now, another looks again when these looks would have ended.
+			LookTimeout: r.service.settings.GatewayTimeout, DueBy: dueBy, Max: reapBatch,
+		})
+		if err != nil {
+			return counts, fmt.Errorf("find stale keys: %w", storageError(err))
+		}
+		endings := make([]ReapEnding, len(keys))
+		var group errgroup.Group
+		for i, key := range keys {
+			group.Go(func() (err error) {
+				endings[i], err = r.reap(ctx, key)
+				return err
+			})
+		}
+		err = group.Wait()
+		for _, ending := range endings {
+			counts[ending]++
+		}
+		if looked += len(keys); err != nil || len(keys) < reapBatch {
+			return counts, err
+		}
 	}
-	return counts, err
+	return counts, nil
 }
 
 // reap looks at one stale key, and records the end if there is one.
-func (r *Reaper) reap(ctx context.Context, key dbsqlc.IdempotencyKeyLookRow) (ReapEnding, error) {
+func (r *Reaper) reap(ctx context.Context, key dbsqlc.IdempotencyKeyLookRow) (ending ReapEnding, err error) {
+	defer func() {
+		if value := recover(); value != nil {
+			ending, err = ReapError, &PanicError{Value: value, Stack: debug.Stack()}
+		}
+	}()
 	s := r.service
-	ctx, cancel := context.WithTimeout(ctx, s.settings.GatewayTimeout)
+	lookCtx, cancel := context.WithTimeout(ctx, s.settings.GatewayTimeout)
 	defer cancel()
 	story, err := s.storyOf(ctx, key.Route, key.MerchantID, key.ResourceID)
 	if err != nil {
 		return ReapError, fmt.Errorf("load what key %s is for: %w", idempotency.Key(key.Key).Hash(), err)
 	}
 
-	ending := ReapRecorded
-	outcome, err := s.gateway.LookUp(ctx, story.intent())
-	if err == nil && outcome.Status == OutcomeNeverSeen {
-		if key.AbandonedFor < s.settings.ReapAfter {
+	ending = ReapRecorded
+	outcome, err := s.gateway.LookUp(lookCtx, story.intent())
+	if err == nil && !outcome.Final() && outcome.Status != OutcomeProcessing {
+		// A look may take long, and the client may have come and gone meanwhile: its time is counted now.
+		abandonedFor, err := s.queries.IdempotencyKeyAbandoned(ctx, s.db, dbsqlc.IdempotencyKeyAbandonedParams{
+			MerchantID: key.MerchantID, Key: key.Key, Attempt: key.Attempt,
+		})
+		switch {
+		case errors.Is(err, pgx.ErrNoRows):
+			return ReapOvertaken, nil
+		case err != nil:
+			return ReapError, storageError(err)
+		case abandonedFor < s.settings.ReapAfter:
 			return ReapLeftAlone, r.lookAgain(ctx, key)
 		}
-		outcome, err = s.gateway.Cancel(ctx, story.intent())
-		if outcome.Status == OutcomeCanceled {
-			ending = ReapCanceled
+		ending = ReapCanceled
+		if outcome, err = s.gateway.Cancel(lookCtx, story.intent()); err != nil {
+			return ReapUnclear, r.lookAgain(ctx, key)
+		}
+		if outcome.Status != OutcomeCanceled {
+			ending = ReapRecorded
 		}
 	}
 	if err != nil || !outcome.Final() {

@@ -85,7 +85,7 @@ func (r *refundStory) claim(ctx context.Context, claim idempotency.Claim, lease 
 	return nil
 }
 
-// left is what of the payment is neither refunded nor about to be. Another refund may take it before the claim does; then the claim
+// left is what of the payment is neither refunded nor about to be, at the price of a round trip more. Another refund may take it before the claim does; then the claim
 // is refused, and tried again with what is left by then. Nothing left is a claim that writes nothing.
 func (r *refundStory) left(ctx context.Context) (int64, error) {
 	row, err := r.payment(ctx)
@@ -138,6 +138,8 @@ func (r *refundStory) intent() Intent {
 		Amount: r.refund.Amount, Currency: r.refund.Currency, ChargeKey: r.refund.chargeKey,
 	}
 }
+
+func (r *refundStory) processing() bool { return r.refund.Status == StatusProcessing }
 
 func (r *refundStory) accepted() idempotency.Answer {
 	return r.service.answers.RefundAccepted(r.refund)

@@ -104,7 +104,7 @@ func newID() (uuid.UUID, time.Time) {
 	return uuid.Must(uuid.NewV7()), time.Now().UTC().Truncate(time.Microsecond)
 }
 
-// storageError says that the database did not do what it was asked to. A broken constraint and a statement that it does not
+// storageError says that the database did not do what it was asked to; err is its word, never nil. A broken constraint and a statement that it does not
 // understand stay what they are, faults of ours, unless the schema is merely not migrated yet.
 func storageError(err error) error {
 	if postgres.IsFault(err) {

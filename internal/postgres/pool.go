@@ -52,6 +52,9 @@ func Open(ctx context.Context, databaseURL string, opts Options) (*Pool, error) 
 	if opts.Tracer != nil {
 		config.ConnConfig.Tracer = opts.Tracer
 	}
+	// Every statement here is written for READ COMMITTED: a row that a statement has waited for is read again. A default of the database or
+	// the role that says otherwise would let an order be canceled while it is paid.
+	config.ConnConfig.RuntimeParams["default_transaction_isolation"] = "read committed"
 	// The server ends what a dead client has left behind; the margin lets the client's own timer speak first.
 	setDefault(config.ConnConfig.RuntimeParams, "statement_timeout", milliseconds(StatementTimeout+time.Second))
 	setDefault(config.ConnConfig.RuntimeParams, "lock_timeout", milliseconds(StatementTimeout))
