@@ -173,3 +173,18 @@ SET answer_status = NULL,
 FROM expired
 WHERE i.merchant_id = expired.merchant_id
     AND i.key = expired.expired_key;
+
+-- name: IdempotencyKeyBacklog :one
+-- What waits to be ended or stripped, for the metrics. It reads the partial index of the keys in progress, and one entry of the other.
+SELECT
+    count(*) AS in_progress,
+    greatest(
+        max(now() - coalesce(abandoned_at, lease_expires_at)) FILTER (WHERE lease_id IS NULL OR lease_expires_at <= now()),
+        '0'
+    )::interval AS stale_for,
+    greatest(
+        now() - (SELECT min(i.expires_at) FROM idempotency_keys AS i WHERE i.answer_status IS NOT NULL),
+        '0'
+    )::interval AS unpurged_for
+FROM idempotency_keys
+WHERE state = 'in_progress';

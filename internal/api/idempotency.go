@@ -43,6 +43,7 @@ func claimOf(c echo.Context, params []string, fields []idempotency.Field) idempo
 		},
 		RequestID: requestID(c),
 		Mode:      mode,
+		Report:    &state.report,
 	}
 }
 

@@ -83,6 +83,9 @@ func (s *Server) logRequest(c echo.Context, took time.Duration, err error) {
 	if state.key != "" {
 		attributes = append(attributes, slog.Any("key", state.key))
 	}
+	if state.report.Result != "" {
+		attributes = append(attributes, slog.String("claim", string(state.report.Result)), slog.String("resource", state.report.ResourcePath))
+	}
 	level := slog.LevelInfo
 	if err != nil {
 		attributes = append(attributes, slog.String("error", err.Error()))

@@ -90,6 +90,7 @@ type requestState struct {
 	key        idempotency.Key
 	prefer     preferences
 	body       []byte
+	report     idempotency.Report // what became of the claim
 }
 
 const stateKey = "state"

@@ -37,6 +37,35 @@ func (q *Queries) IdempotencyKeyAbandoned(ctx context.Context, db DBTX, arg Idem
 	return abandoned_for, err
 }
 
+const idempotencyKeyBacklog = `-- name: IdempotencyKeyBacklog :one
+SELECT
+    count(*) AS in_progress,
+    greatest(
+        max(now() - coalesce(abandoned_at, lease_expires_at)) FILTER (WHERE lease_id IS NULL OR lease_expires_at <= now()),
+        '0'
+    )::interval AS stale_for,
+    greatest(
+        now() - (SELECT min(i.expires_at) FROM idempotency_keys AS i WHERE i.answer_status IS NOT NULL),
+        '0'
+    )::interval AS unpurged_for
+FROM idempotency_keys
+WHERE state = 'in_progress'
+`
+
+type IdempotencyKeyBacklogRow struct {
+	InProgress  int64
+	StaleFor    time.Duration
+	UnpurgedFor time.Duration
+}
+
+// What waits to be ended or stripped, for the metrics. It reads the partial index of the keys in progress, and one entry of the other.
+func (q *Queries) IdempotencyKeyBacklog(ctx context.Context, db DBTX) (IdempotencyKeyBacklogRow, error) {
+	row := db.QueryRow(ctx, idempotencyKeyBacklog)
+	var i IdempotencyKeyBacklogRow
+	err := row.Scan(&i.InProgress, &i.StaleFor, &i.UnpurgedFor)
+	return i, err
+}
+
 const idempotencyKeyGet = `-- name: IdempotencyKeyGet :one
 SELECT
     route,

@@ -39,6 +39,28 @@ type Claim struct {
 	Request    Request
 	RequestID  string
 	Mode       Mode
+	Report     *Report // is told what became of the claim; may be nil
+}
+
+// ClaimResult is what became of a request's claim.
+type ClaimResult string
+
+const (
+	ClaimWon       ClaimResult = "won"
+	ClaimReplayed  ClaimResult = "replayed"
+	ClaimInFlight  ClaimResult = "in_flight"
+	ClaimMismatch  ClaimResult = "mismatch"
+	ClaimExpired   ClaimResult = "expired"
+	ClaimTakenOver ClaimResult = "taken_over" // the key was stale, and this request is its next attempt
+)
+
+// ClaimResults are all of them.
+var ClaimResults = []ClaimResult{ClaimWon, ClaimReplayed, ClaimInFlight, ClaimMismatch, ClaimExpired, ClaimTakenOver}
+
+// Report tells a request what became of its claim, for its line of log and its trace. It is empty when the request was refused.
+type Report struct {
+	Result       ClaimResult
+	ResourcePath string
 }
 
 // Answer is what a client is told under a key. The first request and every repeat send the same Body, and they send it from here.

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,6 +29,8 @@ type Leases struct {
 	log  *slog.Logger
 	mu   sync.Mutex
 	held map[uuid.UUID]time.Time // when each was claimed or last renewed, by this process's clock
+
+	renewed atomic.Int64
 }
 
 // NewLeases returns a registry that renews through db, which should be a pool of one connection that nobody else uses.
@@ -46,6 +49,9 @@ func (l *Leases) Hold(id uuid.UUID) (drop func()) {
 		delete(l.held, id)
 	}
 }
+
+// Renewed is how many renewals there have been.
+func (l *Leases) Renewed() int64 { return l.renewed.Load() }
 
 // Run renews until ctx ends. An error is logged and tried again at the next tick: there is nothing better to do, and the lease id
 // protects what matters.
@@ -90,6 +96,7 @@ func (l *Leases) renew(ctx context.Context, due []uuid.UUID) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	l.renewed.Add(int64(len(ids)))
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range ids {

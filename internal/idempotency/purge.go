@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"example.com/payments/internal/dbsqlc"
@@ -20,12 +21,25 @@ const (
 
 // Purger strips the answers whose retention has passed. The keys stay, and stay spent.
 type Purger struct {
-	db  dbsqlc.DBTX
-	log *slog.Logger
+	db        dbsqlc.DBTX
+	log       *slog.Logger
+	purged    atomic.Int64
+	lastRound atomic.Pointer[time.Time]
 }
 
 // NewPurger returns a purger of the keys in db. Any number of replicas may run one.
 func NewPurger(db dbsqlc.DBTX, log *slog.Logger) *Purger { return &Purger{db: db, log: log} }
+
+// Purged is how many answers were stripped.
+func (p *Purger) Purged() int64 { return p.purged.Load() }
+
+// LastRound is when a batch was last finished, however small; zero if never.
+func (p *Purger) LastRound() time.Time {
+	if last := p.lastRound.Load(); last != nil {
+		return *last
+	}
+	return time.Time{}
+}
 
 // Run purges until ctx ends. Errors are logged and tried again.
 func (p *Purger) Run(ctx context.Context) error {
@@ -49,7 +63,14 @@ func (p *Purger) Run(ctx context.Context) error {
 
 // RunOnce strips one batch and returns its size.
 func (p *Purger) RunOnce(ctx context.Context) (int64, error) {
-	return dbsqlc.New().IdempotencyKeyPurge(ctx, p.db, purgeBatch)
+	purged, err := dbsqlc.New().IdempotencyKeyPurge(ctx, p.db, purgeBatch)
+	if err != nil {
+		return 0, err
+	}
+	now := time.Now()
+	p.lastRound.Store(&now)
+	p.purged.Add(purged)
+	return purged, nil
 }
 
 // Drain strips batch after batch until nothing is due, and returns how many answers it stripped.

@@ -62,8 +62,11 @@ func (s *Service) once(ctx context.Context, claim idempotency.Claim, wait *time.
 
 	var err error
 	for range claimTries {
+		started := time.Now()
 		err = story.claim(ctx, claim, lease)
+		s.metrics.claimSeconds.Observe(time.Since(started).Seconds())
 		if err == nil {
+			s.decided(claim, idempotency.ClaimWon, story.subject())
 			return s.begin(ctx, claim.Mode, attempt{lease: lease, requestID: claim.RequestID, story: story})
 		}
 		if !lost(err) {
@@ -94,6 +97,7 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 		defer cancel()
 	}
 	waited, waitIsOver := false, wait == nil
+	resumed := false // by this request, in the background
 	for takeOvers := 0; ; {
 		record, err := idempotency.Get(ctx, s.db, claim.MerchantID, claim.Key)
 		switch {
@@ -102,10 +106,13 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 		case err != nil:
 			return idempotency.Answer{}, storageError(err)
 		}
-		if err := record.Judge(claim.Request); err != nil {
+		if err := s.judge(claim, record); err != nil {
 			return idempotency.Answer{}, err
 		}
 		if record.Final() {
+			if !resumed {
+				s.decided(claim, idempotency.ClaimReplayed, Subject{Path: record.ResourcePath})
+			}
 			answer := record.Answer()
 			answer.Waited = waited
 			return answer, nil
@@ -123,12 +130,17 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 			if !ok {
 				continue // Somebody was quicker, or it was us and the call failed: the row says which.
 			}
+			result := idempotency.ClaimWon
+			if a.history.resumed {
+				result = idempotency.ClaimTakenOver
+			}
+			s.decided(claim, result, a.story.subject())
 			answer, err := s.begin(ctx, record.Mode, a)
 			if record.Mode == idempotency.ModeSync || !a.history.resumed {
 				return answer, err
 			}
 			// The attempt goes on in the background, and this request is from here on one that meets it there, like any other.
-			lease.ID = uuid.New()
+			lease.ID, resumed = uuid.New(), true
 			continue
 		}
 
@@ -145,12 +157,28 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 			if !stored.processing() {
 				continue // It has become final since the look, and so has its key.
 			}
+			if !resumed {
+				s.decided(claim, idempotency.ClaimInFlight, stored.subject())
+			}
 			answer := stored.accepted()
 			answer.Replayed, answer.Waited = true, waited
 			return answer, nil
 		}
+		s.decided(claim, idempotency.ClaimInFlight, Subject{Path: record.ResourcePath})
 		return idempotency.Answer{}, &idempotency.InFlightError{Record: record, Waited: waited}
 	}
+}
+
+// judge is [idempotency.Record.Judge], counted.
+func (s *Service) judge(claim idempotency.Claim, record idempotency.Record) error {
+	err := record.Judge(claim.Request)
+	if _, expired := errors.AsType[*idempotency.ExpiredError](err); expired {
+		s.decided(claim, idempotency.ClaimExpired, Subject{Path: record.ResourcePath})
+	} else if errors.Is(err, idempotency.ErrKeyReused) {
+		// Not the path: what the key was first used for is no business of this request's, nor of its log line.
+		s.decided(claim, idempotency.ClaimMismatch, Subject{})
+	}
+	return err
 }
 
 // resume makes the request the next attempt at a stale key, or recognises an attempt as its own whose claim or take-over went through
@@ -206,7 +234,9 @@ func (s *Service) finish(ctx context.Context, a attempt) (answer idempotency.Ans
 			answer, err = s.release(ctx, a, &PanicError{Value: value, Stack: debug.Stack()})
 		}
 	}()
+	started := time.Now()
 	outcome, err := charge(ctx, s.gateway, a.story.intent(), a.history, s.settings.GatewayTimeout)
+	s.metrics.chargeTime.WithLabelValues(chargeEnding(outcome, err)).Observe(time.Since(started).Seconds())
 	if err != nil {
 		return s.release(ctx, a, err)
 	}
@@ -215,6 +245,7 @@ func (s *Service) finish(ctx context.Context, a attempt) (answer idempotency.Ans
 
 // record keeps at it until the database has the outcome, the lease turns out to be lost, or the budget ends.
 func (s *Service) record(ctx context.Context, a attempt, outcome Outcome) (idempotency.Answer, error) {
+	defer func(started time.Time) { s.metrics.recordTime.Observe(time.Since(started).Seconds()) }(time.Now())
 	return s.persist(ctx, a, func(ctx context.Context) (idempotency.Answer, error, error) {
 		answer, err := a.story.record(ctx, a.lease, a.requestID, outcome)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -247,11 +278,14 @@ func (s *Service) present(ctx context.Context, a attempt, own error) (answer ide
 		return idempotency.Answer{}, &idempotency.ExpiredError{ResourcePath: record.ResourcePath}, nil
 	case record.Final():
 		answer := record.Answer()
-		answer.Replayed = record.LeaseID != a.lease.ID
+		if answer.Replayed = record.LeaseID != a.lease.ID; answer.Replayed {
+			s.metrics.leasesLost.Inc()
+		}
 		return answer, nil, nil
 	case own != nil && record.Attempt == a.lease.Attempt && record.LeaseID == uuid.Nil:
 		return idempotency.Answer{}, own, nil
 	}
+	s.metrics.leasesLost.Inc()
 	return idempotency.Answer{}, &idempotency.InFlightError{Record: record}, nil
 }
 

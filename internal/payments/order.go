@@ -65,6 +65,7 @@ func (s *Service) CreateOrder(ctx context.Context, req NewOrder) (idempotency.An
 			Metadata: order.Metadata, CreatedAt: order.CreatedAt,
 		})
 		if err == nil {
+			s.decided(req.Claim, idempotency.ClaimWon, Subject{Path: answer.Headers["Location"]})
 			return answer, nil
 		}
 		if !lost(err) {
@@ -104,6 +105,7 @@ func (s *Service) CancelOrder(ctx context.Context, claim idempotency.Claim, orde
 			}
 			return idempotency.Answer{}, refusal
 		case err == nil:
+			s.decided(claim, idempotency.ClaimWon, Subject{Path: answer.Headers["Location"]})
 			return answer, nil
 		case !lost(err):
 			return idempotency.Answer{}, storageError(err)
@@ -167,11 +169,15 @@ func (s *Service) stored(ctx context.Context, claim idempotency.Claim) (idempote
 	case err != nil:
 		return idempotency.Answer{}, storageError(err)
 	}
-	if err := record.Judge(claim.Request); err != nil {
+	if err := s.judge(claim, record); err != nil {
 		return idempotency.Answer{}, err
 	}
 	answer := record.Answer()
-	answer.Replayed = answer.RequestID != claim.RequestID
+	result := idempotency.ClaimReplayed
+	if answer.Replayed = answer.RequestID != claim.RequestID; !answer.Replayed {
+		result = idempotency.ClaimWon
+	}
+	s.decided(claim, result, Subject{Path: record.ResourcePath})
 	return answer, nil
 }
 

@@ -53,6 +53,8 @@ const (
 	ReapError     ReapEnding = "error"      // the database did not do its part
 )
 
+var reapEndings = []ReapEnding{ReapRecorded, ReapCanceled, ReapLeftAlone, ReapUnclear, ReapOvertaken, ReapError}
+
 // Run reaps every ReapInterval until ctx ends. Errors are logged and tried again in the next round.
 func (r *Reaper) Run(ctx context.Context) error {
 	for pauseFor(ctx, r.service.settings.ReapInterval) {
@@ -66,7 +68,11 @@ func (r *Reaper) Run(ctx context.Context) error {
 // RunOnce is one round: it looks at the stale keys that are due, reapRound of them at most, and counts what became of them. The error is
 // the first that was met.
 func (r *Reaper) RunOnce(ctx context.Context) (map[ReapEnding]int, error) {
-	return r.round(ctx, nil, reapRound)
+	counts, err := r.round(ctx, nil, reapRound)
+	if err == nil {
+		r.service.metrics.reaperRound.SetToCurrentTime()
+	}
+	return counts, err
 }
 
 // RunAll looks at every stale key once, whatever its back-off.
@@ -99,6 +105,7 @@ func (r *Reaper) round(ctx context.Context, dueBy *time.Time, most int) (map[Rea
 		err = group.Wait()
 		for _, ending := range endings {
 			counts[ending]++
+			r.service.metrics.reaped.WithLabelValues(string(ending)).Inc()
 		}
 		if looked += len(keys); err != nil || len(keys) < reapBatch {
 			return counts, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"example.com/payments/internal/dbsqlc"
@@ -20,7 +21,8 @@ import (
 
 // Settings are the times the story runs by; see the settings table of the README for what each means and how they relate.
 type Settings struct {
-	Holder         string // names this process in the keys it holds
+	Holder         string                // names this process in the keys it holds
+	Metrics        prometheus.Registerer // where to count; nil: nowhere
 	LeaseTTL       time.Duration
 	GatewayTimeout time.Duration
 	KeyRetention   time.Duration
@@ -52,21 +54,26 @@ type Service struct {
 	queries  *dbsqlc.Queries
 	leases   *idempotency.Leases
 	waiters  *idempotency.Waiters
+	purger   *idempotency.Purger
+	metrics  *metrics
 	attempts sync.WaitGroup // those running now, background ones included
 }
 
 // New builds a service. renewals is a pool of one connection beside db, for the leases alone.
 func New(db, renewals *postgres.Pool, gateway Gateway, answers Answers, settings Settings, log *slog.Logger) *Service {
-	return &Service{
+	s := &Service{
 		db:       db,
-		gateway:  gateway,
 		answers:  answers,
 		settings: settings,
 		log:      log,
 		queries:  dbsqlc.New(),
 		leases:   idempotency.NewLeases(renewals, settings.LeaseTTL, log),
 		waiters:  idempotency.NewWaiters(db, log),
+		purger:   idempotency.NewPurger(db, log),
 	}
+	s.metrics = newMetrics(s, settings.Metrics)
+	s.gateway = countedGateway{gateway, s.metrics.gatewayCalls}
+	return s
 }
 
 // Run does the work behind the requests until ctx ends: leases are renewed, waiting requests woken, stale payments ended. It must
@@ -76,7 +83,7 @@ func (s *Service) Run(ctx context.Context) error {
 	group.Go(func() error { return s.leases.Run(ctx) })
 	group.Go(func() error { return s.waiters.Run(ctx) })
 	group.Go(func() error { return NewReaper(s).Run(ctx) })
-	group.Go(func() error { return idempotency.NewPurger(s.db, s.log).Run(ctx) })
+	group.Go(func() error { return s.purger.Run(ctx) })
 	return group.Wait()
 }
 
