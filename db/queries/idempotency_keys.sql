@@ -10,6 +10,7 @@ SELECT
     mode,
     state,
     attempt,
+    holder,
     request_id,
     lease_id,
     outcome_uncertain,
@@ -188,3 +189,19 @@ SELECT
     )::interval AS unpurged_for
 FROM idempotency_keys
 WHERE state = 'in_progress';
+
+-- name: IdempotencyKeyLookOne :one
+-- One stale key, for the reaper's step on demand. No row: it is not there, is final, or somebody is at work on it.
+SELECT
+    merchant_id,
+    key,
+    route,
+    resource_id,
+    attempt,
+    request_id,
+    (clock_timestamp() - coalesce(abandoned_at, lease_expires_at))::interval AS abandoned_for
+FROM idempotency_keys
+WHERE merchant_id = @merchant_id
+    AND key = @key
+    AND state = 'in_progress'
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp());

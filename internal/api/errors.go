@@ -20,6 +20,7 @@ var (
 	errUnauthorized    = errors.New("credentials are missing or wrong")
 	errContentTooLarge = errors.New("content is too large")
 	errShuttingDown    = errors.New("shutting down")
+	errOverloaded      = errors.New("too many requests in flight")
 )
 
 // errorTable is the one place where errors become answers. The first row that fits decides. What has more to say than its slug, says it
@@ -31,6 +32,7 @@ var errorTable = []struct {
 	link       bool
 }{
 	{err: errShuttingDown, slug: "shutting-down", retryAfter: retrySoon},
+	{err: errOverloaded, slug: "overloaded", retryAfter: retrySoon},
 	{err: errUnauthorized, slug: "unauthorized"},
 	{err: payments.ErrUnauthorized, slug: "unauthorized"},
 	{err: errMediaTypeUnsupported, slug: "unsupported-media-type"},

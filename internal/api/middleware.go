@@ -38,7 +38,9 @@ func (s *Server) begin(next echo.HandlerFunc) echo.HandlerFunc {
 		if err != nil {
 			s.writeError(err, c)
 		}
-		s.logRequest(c, time.Since(started), err)
+		took := time.Since(started)
+		s.metrics.observe(c, took)
+		s.logRequest(c, took, err)
 		return nil
 	}
 }
@@ -104,6 +106,20 @@ func (s *Server) refuseWhileDraining(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if s.draining.Load() && c.Request().URL.Path != "/livez" {
 			return errShuttingDown
+		}
+		return next(c)
+	}
+}
+
+// limitInFlight refuses what would only make everything slower. The health of the process can be asked for at any load.
+func (s *Server) limitInFlight(next echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if path := c.Request().URL.Path; s.MaxInFlight == 0 || path == "/livez" || path == "/readyz" {
+			return next(c)
+		}
+		defer s.inFlight.Add(-1)
+		if s.inFlight.Add(1) > int64(s.MaxInFlight) {
+			return errOverloaded
 		}
 		return next(c)
 	}

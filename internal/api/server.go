@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"example.com/payments/internal/idempotency"
 	"example.com/payments/internal/payments"
@@ -33,10 +34,12 @@ type Config struct {
 	Merchants Merchants
 	// Ready says why the service cannot take requests, in a sentence for the operator; nil when it can.
 	Ready        func(context.Context) error
-	PublicURL    string        // begins the type of every problem; never taken from a request
-	KeyRetention time.Duration // how long an answer is kept; for the key policy
-	InFlightMax  time.Duration // how long one attempt takes at most; for the key policy
-	RateLimit    float64       // requests per second and merchant; 0 is no limit
+	PublicURL    string                // begins the type of every problem; never taken from a request
+	KeyRetention time.Duration         // how long an answer is kept; for the key policy
+	InFlightMax  time.Duration         // how long one attempt takes at most; for the key policy
+	RateLimit    float64               // requests per second and merchant; 0 is no limit
+	MaxInFlight  int                   // requests at once; 0 is no limit
+	Metrics      prometheus.Registerer // where to count; nil: nowhere
 	Log          *slog.Logger
 }
 
@@ -45,16 +48,18 @@ type Server struct {
 	Config
 	echo     *echo.Echo
 	limiter  *rateLimiter
+	metrics  *metrics
 	draining atomic.Bool
+	inFlight atomic.Int64
 }
 
 var _ ServerInterface = (*Server)(nil)
 
 // New builds the server and its routes.
 func New(config Config) *Server {
-	s := &Server{Config: config, echo: echo.New(), limiter: newRateLimiter(config.RateLimit)}
+	s := &Server{Config: config, echo: echo.New(), limiter: newRateLimiter(config.RateLimit), metrics: newMetrics(config.Metrics)}
 	s.echo.HTTPErrorHandler = s.writeError
-	s.echo.Pre(s.begin, s.refuseWhileDraining)
+	s.echo.Pre(s.begin, s.refuseWhileDraining, s.limitInFlight)
 	s.echo.Use(refuseOptions)
 
 	// Per route, not as a group: a group's middleware answers 404 where 405 is due.

@@ -76,6 +76,7 @@ SELECT
     mode,
     state,
     attempt,
+    holder,
     request_id,
     lease_id,
     outcome_uncertain,
@@ -105,6 +106,7 @@ type IdempotencyKeyGetRow struct {
 	Mode             string
 	State            string
 	Attempt          int32
+	Holder           string
 	RequestID        string
 	LeaseID          *uuid.UUID
 	OutcomeUncertain bool
@@ -131,6 +133,7 @@ func (q *Queries) IdempotencyKeyGet(ctx context.Context, db DBTX, arg Idempotenc
 		&i.Mode,
 		&i.State,
 		&i.Attempt,
+		&i.Holder,
 		&i.RequestID,
 		&i.LeaseID,
 		&i.OutcomeUncertain,
@@ -246,6 +249,53 @@ func (q *Queries) IdempotencyKeyLookAgain(ctx context.Context, db DBTX, arg Idem
 		arg.Attempt,
 	)
 	return err
+}
+
+const idempotencyKeyLookOne = `-- name: IdempotencyKeyLookOne :one
+SELECT
+    merchant_id,
+    key,
+    route,
+    resource_id,
+    attempt,
+    request_id,
+    (clock_timestamp() - coalesce(abandoned_at, lease_expires_at))::interval AS abandoned_for
+FROM idempotency_keys
+WHERE merchant_id = $1
+    AND key = $2
+    AND state = 'in_progress'
+    AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
+`
+
+type IdempotencyKeyLookOneParams struct {
+	MerchantID uuid.UUID
+	Key        string
+}
+
+type IdempotencyKeyLookOneRow struct {
+	MerchantID   uuid.UUID
+	Key          string
+	Route        string
+	ResourceID   uuid.UUID
+	Attempt      int32
+	RequestID    string
+	AbandonedFor time.Duration
+}
+
+// One stale key, for the reaper's step on demand. No row: it is not there, is final, or somebody is at work on it.
+func (q *Queries) IdempotencyKeyLookOne(ctx context.Context, db DBTX, arg IdempotencyKeyLookOneParams) (IdempotencyKeyLookOneRow, error) {
+	row := db.QueryRow(ctx, idempotencyKeyLookOne, arg.MerchantID, arg.Key)
+	var i IdempotencyKeyLookOneRow
+	err := row.Scan(
+		&i.MerchantID,
+		&i.Key,
+		&i.Route,
+		&i.ResourceID,
+		&i.Attempt,
+		&i.RequestID,
+		&i.AbandonedFor,
+	)
+	return i, err
 }
 
 const idempotencyKeyMakeDue = `-- name: IdempotencyKeyMakeDue :one

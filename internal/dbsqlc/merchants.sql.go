@@ -7,6 +7,7 @@ package dbsqlc
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 )
@@ -25,6 +26,63 @@ type APIKeyInsertParams struct {
 func (q *Queries) APIKeyInsert(ctx context.Context, db DBTX, arg APIKeyInsertParams) error {
 	_, err := db.Exec(ctx, aPIKeyInsert, arg.MerchantID, arg.ID, arg.SecretSha256)
 	return err
+}
+
+const aPIKeyList = `-- name: APIKeyList :many
+SELECT
+    id,
+    created_at,
+    revoked_at
+FROM api_keys
+WHERE merchant_id = $1
+ORDER BY id
+`
+
+type APIKeyListRow struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	RevokedAt *time.Time
+}
+
+func (q *Queries) APIKeyList(ctx context.Context, db DBTX, merchantID uuid.UUID) ([]APIKeyListRow, error) {
+	rows, err := db.Query(ctx, aPIKeyList, merchantID)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	var items []APIKeyListRow
+	for rows.Next() {
+		var i APIKeyListRow
+		if err := rows.Scan(&i.ID, &i.CreatedAt, &i.RevokedAt); err != nil {
+			return nil, err
+		}
+		items = append(items, i)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return items, nil
+}
+
+const aPIKeyRevoke = `-- name: APIKeyRevoke :execrows
+UPDATE api_keys
+SET revoked_at = coalesce(revoked_at, now())
+WHERE merchant_id = $1
+    AND id = $2
+`
+
+type APIKeyRevokeParams struct {
+	MerchantID uuid.UUID
+	ID         uuid.UUID
+}
+
+// The first revocation counts.
+func (q *Queries) APIKeyRevoke(ctx context.Context, db DBTX, arg APIKeyRevokeParams) (int64, error) {
+	result, err := db.Exec(ctx, aPIKeyRevoke, arg.MerchantID, arg.ID)
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected(), nil
 }
 
 const merchantByAPIKey = `-- name: MerchantByAPIKey :one

@@ -82,6 +82,7 @@ type Record struct {
 	Mode             Mode
 	State            State
 	Attempt          int32
+	Holder           string        // who has, or had, the lease
 	LeaseID          uuid.UUID     // zero when the lease was released
 	LeaseLeft        time.Duration // by the database's clock; not positive when stale
 	OutcomeUncertain bool
@@ -109,6 +110,7 @@ func Get(ctx context.Context, db dbsqlc.DBTX, merchantID uuid.UUID, key Key) (Re
 		Mode:             Mode(row.Mode),
 		State:            State(row.State),
 		Attempt:          row.Attempt,
+		Holder:           row.Holder,
 		LeaseLeft:        row.LeaseLeft,
 		OutcomeUncertain: row.OutcomeUncertain,
 		StartedAt:        row.CreatedAt,

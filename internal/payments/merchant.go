@@ -78,27 +78,73 @@ func (m *Merchants) Authenticate(ctx context.Context, apiKey string) (uuid.UUID,
 
 // Create registers a merchant and returns its first API key, which is not kept anywhere and cannot be shown again.
 func (m *Merchants) Create(ctx context.Context, name string) (merchantID uuid.UUID, apiKey string, err error) {
-	// 192 bits: not to be guessed, and short enough to paste.
-	secret := make([]byte, 24)
-	_, _ = rand.Read(secret)
-	apiKey = APIKeyPrefix + "live_" + base64.RawURLEncoding.EncodeToString(secret)
+	apiKey = newAPIKey()
 	merchantID = uuid.Must(uuid.NewV7())
 	return merchantID, apiKey, m.Register(ctx, merchantID, name, apiKey)
 }
 
+// newAPIKey has 192 random bits: not to be guessed, and short enough to paste.
+func newAPIKey() string {
+	secret := make([]byte, 24)
+	_, _ = rand.Read(secret)
+	return APIKeyPrefix + "live_" + base64.RawURLEncoding.EncodeToString(secret)
+}
+
+// CreateAPIKey gives a merchant one more API key. Those it has stay valid, so that a key can be replaced without a gap: create the new
+// one, bring it to the clients, revoke the old one.
+func (m *Merchants) CreateAPIKey(ctx context.Context, merchantID uuid.UUID) (id uuid.UUID, apiKey string, err error) {
+	apiKey, id = newAPIKey(), uuid.Must(uuid.NewV7())
+	return id, apiKey, insertAPIKey(ctx, m.db, merchantID, id, apiKey)
+}
+
+// APIKeys lists a merchant's API keys, oldest first. Their secrets are not kept.
+func (m *Merchants) APIKeys(ctx context.Context, merchantID uuid.UUID) ([]APIKey, error) {
+	rows, err := dbsqlc.New().APIKeyList(ctx, m.db, merchantID)
+	if err != nil {
+		return nil, fmt.Errorf("list API keys: %w", err)
+	}
+	keys := make([]APIKey, len(rows))
+	for i, row := range rows {
+		keys[i] = APIKey{ID: row.ID, CreatedAt: row.CreatedAt, RevokedAt: row.RevokedAt}
+	}
+	return keys, nil
+}
+
+// APIKey is what is known of an API key.
+type APIKey struct {
+	ID        uuid.UUID
+	CreatedAt time.Time
+	RevokedAt *time.Time // nil while it is valid
+}
+
+// RevokeAPIKey ends an API key for good. A replica that has used it within the last half minute may let it in until that has passed. It
+// returns [ErrNotFound] when the merchant has no such key.
+func (m *Merchants) RevokeAPIKey(ctx context.Context, merchantID, id uuid.UUID) error {
+	rows, err := dbsqlc.New().APIKeyRevoke(ctx, m.db, dbsqlc.APIKeyRevokeParams{MerchantID: merchantID, ID: id})
+	if err != nil {
+		return fmt.Errorf("revoke API key: %w", err)
+	}
+	if rows == 0 {
+		return ErrNotFound
+	}
+	return nil
+}
+
 // Register adds a merchant with a given API key, of which only the SHA-256 is stored.
 func (m *Merchants) Register(ctx context.Context, merchantID uuid.UUID, name, apiKey string) error {
-	hash := sha256.Sum256([]byte(apiKey))
 	return m.db.BeginFunc(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		if err := dbsqlc.New().MerchantInsert(ctx, tx, dbsqlc.MerchantInsertParams{ID: merchantID, Name: name}); err != nil {
 			return fmt.Errorf("insert merchant: %w", err)
 		}
-		err := dbsqlc.New().APIKeyInsert(ctx, tx, dbsqlc.APIKeyInsertParams{
-			MerchantID: merchantID, ID: uuid.Must(uuid.NewV7()), SecretSha256: hash[:],
-		})
-		if err != nil {
-			return fmt.Errorf("insert API key: %w", err)
-		}
-		return nil
+		return insertAPIKey(ctx, tx, merchantID, uuid.Must(uuid.NewV7()), apiKey)
 	})
+}
+
+func insertAPIKey(ctx context.Context, db dbsqlc.DBTX, merchantID, id uuid.UUID, apiKey string) error {
+	hash := sha256.Sum256([]byte(apiKey))
+	err := dbsqlc.New().APIKeyInsert(ctx, db, dbsqlc.APIKeyInsertParams{MerchantID: merchantID, ID: id, SecretSha256: hash[:]})
+	if err != nil {
+		return fmt.Errorf("insert API key: %w", err)
+	}
+	return nil
 }

@@ -31,6 +31,8 @@ type story interface {
 	load(ctx context.Context, id uuid.UUID) (story, error)
 	subject() Subject
 	intent() Intent
+	// describe is the resource in one line, for an operator.
+	describe() string
 	// processing reports whether the resource has no final status yet.
 	processing() bool
 	// accepted answers for a resource that goes on in the background.

@@ -84,6 +84,16 @@ func (r *Reaper) RunAll(ctx context.Context) (map[ReapEnding]int, error) {
 	return r.round(ctx, &dueBy, math.MaxInt)
 }
 
+// RunKey does the reaper's step for one key, now: for an operator who does not want to wait for its turn. It returns [ErrNotFound] when the
+// key is not stale, so that there is nothing to end.
+func (r *Reaper) RunKey(ctx context.Context, merchantID uuid.UUID, key idempotency.Key) (ReapEnding, error) {
+	row, err := r.service.queries.IdempotencyKeyLookOne(ctx, r.service.db, dbsqlc.IdempotencyKeyLookOneParams{MerchantID: merchantID, Key: string(key)})
+	if err != nil {
+		return ReapError, notFound(err)
+	}
+	return r.reap(ctx, dbsqlc.IdempotencyKeyLookRow(row))
+}
+
 func (r *Reaper) round(ctx context.Context, dueBy *time.Time, most int) (map[ReapEnding]int, error) {
 	counts := make(map[ReapEnding]int)
 	for looked := 0; looked < most; {

@@ -139,6 +139,10 @@ func (r *refundStory) intent() Intent {
 	}
 }
 
+func (r *refundStory) describe() string {
+	return fmt.Sprintf("refund %s of payment %s: %d %s, %s", r.refund.ID, r.refund.PaymentID, r.refund.Amount, r.refund.Currency, r.refund.Status)
+}
+
 func (r *refundStory) processing() bool { return r.refund.Status == StatusProcessing }
 
 func (r *refundStory) accepted() idempotency.Answer {
