@@ -1,10 +1,15 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"net/url"
 	"os"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"example.com/payments/internal/payments"
 )
@@ -19,7 +24,17 @@ type databaseSettings struct {
 
 type logSettings struct {
 	LogLevel  slog.Level `env:"LOG_LEVEL" default:"INFO" help:"DEBUG, INFO, WARN or ERROR."`
-	LogFormat string     `env:"LOG_FORMAT" default:"text" enum:"text,json" help:"text or json."`
+	LogFormat logFormat  `env:"LOG_FORMAT" default:"text" help:"text or json."`
+}
+
+type logFormat string
+
+func (f *logFormat) UnmarshalText(text []byte) error {
+	*f = logFormat(text)
+	if *f != "text" && *f != "json" {
+		return errors.New("must be text or json")
+	}
+	return nil
 }
 
 // storySettings are the times that payments are taken by.
@@ -43,6 +58,7 @@ type httpSettings struct {
 	publicSettings
 	ListenAddr      string        `env:"LISTEN_ADDR" default:":8080" help:"Address to listen on."`
 	RateLimit       float64       `env:"RATE_LIMIT" default:"0" help:"Requests per second and merchant; 0 is no limit."`
+	MaxInFlight     int           `env:"MAX_IN_FLIGHT" default:"10000" help:"Requests at once, beyond which the service answers that it is overloaded; 0 is no limit."`
 	ShutdownTimeout time.Duration `env:"SHUTDOWN_TIMEOUT" default:"25s" help:"How long payments in flight may take to end when the process is stopped."`
 }
 
@@ -77,7 +93,25 @@ func (f *faults) check(ok bool, format string, args ...any) {
 }
 
 func (s databaseSettings) check(f *faults) {
-	f.check(s.DatabaseURL != "", "DATABASE_URL must be set")
+	s.DatabaseURL.check(f)
+	s.checkLimits(f)
+}
+
+// check does not repeat the address, nor pgx's error, which quotes what it could not read: somewhere in there is the password.
+func (s secret) check(f *faults) {
+	if s == "" {
+		f.check(false, "DATABASE_URL must be set")
+		return
+	}
+	_, err := pgx.ParseConfig(string(s))
+	why := ""
+	if missing, ok := errors.AsType[*fs.PathError](err); ok {
+		why = ": " + missing.Error()
+	}
+	f.check(err == nil, "DATABASE_URL cannot be read; it looks like postgres://user:password@host:5432/database%s", why)
+}
+
+func (s databaseSettings) checkLimits(f *faults) {
 	f.check(s.DBMaxConns >= 2, "DB_MAX_CONNS (%d) must be at least 2: one connection is kept for the renewal of leases", s.DBMaxConns)
 	f.check(s.DBAcquireTimeout > 0, "DB_ACQUIRE_TIMEOUT (%s) must be more than 0", s.DBAcquireTimeout)
 }
@@ -85,13 +119,14 @@ func (s databaseSettings) check(f *faults) {
 func (s storySettings) check(f *faults) {
 	f.check(s.GatewayTimeout > 0, "GATEWAY_TIMEOUT (%s) must be more than 0", s.GatewayTimeout)
 	f.check(s.LeaseTTL >= 500*time.Millisecond, "LEASE_TTL (%s) must be at least 500ms: a lease is renewed every third of it", s.LeaseTTL)
-	f.check(s.ReapInterval > 0, "REAP_INTERVAL (%s) must be more than 0", s.ReapInterval)
+	f.check(s.ReapInterval >= time.Millisecond, "REAP_INTERVAL (%s) must be at least 1ms", s.ReapInterval)
 	f.check(s.ReapInterval <= s.LeaseTTL, "REAP_INTERVAL (%s) must not exceed LEASE_TTL (%s)", s.ReapInterval, s.LeaseTTL)
 	f.check(s.ReapAfter > s.LeaseTTL, "REAP_AFTER (%s) must exceed LEASE_TTL (%s): a client's repeat comes after its lease has ended", s.ReapAfter, s.LeaseTTL)
 	f.check(s.KeyRetention > 0, "KEY_RETENTION (%s) must be more than 0", s.KeyRetention)
 }
 
 func (s httpSettings) check(f *faults, story storySettings, database databaseSettings) {
+	f.check(s.MaxInFlight >= 0, "MAX_IN_FLIGHT (%d) must not be negative", s.MaxInFlight)
 	f.check(s.RateLimit >= 0, "RATE_LIMIT (%g) must not be negative", s.RateLimit)
 	f.check(s.ShutdownTimeout >= story.GatewayTimeout+payments.RecordBudget,
 		"SHUTDOWN_TIMEOUT (%s) must be at least GATEWAY_TIMEOUT (%s) and %s more: a payment in flight would be cut off by a deploy",
@@ -99,7 +134,12 @@ func (s httpSettings) check(f *faults, story storySettings, database databaseSet
 	f.check(database.DBAcquireTimeout*3 < story.LeaseTTL*2,
 		"DB_ACQUIRE_TIMEOUT (%s) must be less than two thirds of LEASE_TTL (%s): a lease would be lost to a full pool",
 		database.DBAcquireTimeout, story.LeaseTTL)
-	f.check(s.PublicURL != "", "PUBLIC_URL must be set")
+	s.publicSettings.check(f)
+}
+
+func (s publicSettings) check(f *faults) {
+	u, err := url.Parse(s.PublicURL)
+	f.check(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", "PUBLIC_URL (%s) must be http(s)://host[:port][/path]", s.PublicURL)
 }
 
 func (s logSettings) logger() *slog.Logger {

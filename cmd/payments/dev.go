@@ -30,18 +30,42 @@ type devCommand struct {
 	databaseSettings
 	storySettings
 	httpSettings
+	adminSettings
 	simulatorSettings
 	logSettings
+	DataDir string `placeholder:"DIR" help:"Where the database and the gateway's ledger are kept; by default below the user's cache directory, for root below /var/cache."`
+}
+
+// check leaves out only what is not known before the database runs.
+func (c *devCommand) check() error {
+	var f faults
+	if c.DatabaseURL != "" {
+		c.DatabaseURL.check(&f)
+	}
+	c.checkLimits(&f)
+	c.storySettings.check(&f)
+	c.httpSettings.check(&f, c.storySettings, c.databaseSettings)
+	c.simulatorSettings.check(&f)
+	return f.err()
 }
 
 // Run brings up everything that the service needs and the service itself, and takes it down in reverse when ctx ends. The data
 // outlives it.
 func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
-	dir, err := devdb.DefaultDir("dev")
-	if err != nil {
+	if err := c.check(); err != nil {
 		return err
 	}
-	source := "DATABASE_URL"
+	dir := c.DataDir
+	if dir == "" {
+		if dir, err = devdb.DefaultDir("dev"); err != nil {
+			return err
+		}
+	}
+	// The account that runs the database has to pass through.
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	database := "that of DATABASE_URL" // The address may hold somebody's password.
 	if c.DatabaseURL == "" {
 		server, err := devdb.Start(ctx, devdb.Options{DataDir: filepath.Join(dir, "postgres"), Log: os.Stderr})
 		if err != nil {
@@ -51,7 +75,8 @@ func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
 		if err := server.CreateDatabase(ctx, "payments"); err != nil {
 			return err
 		}
-		c.DatabaseURL, source = secret(server.URL("payments")), server.Source()
+		c.DatabaseURL = secret(server.URL("payments"))
+		database = fmt.Sprintf("%s\n           %s", string(c.DatabaseURL), server.Source())
 	}
 	if err := db.Up(ctx, string(c.DatabaseURL)); err != nil {
 		return err
@@ -67,6 +92,7 @@ func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
 		storySettings:    c.storySettings,
 		gatewaySettings:  gatewaySettings{GatewayURL: gatewayURL},
 		httpSettings:     c.httpSettings,
+		adminSettings:    c.adminSettings,
 		logSettings:      c.logSettings,
 		testKeys:         true,
 	}
@@ -74,7 +100,7 @@ func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
 		if err := c.registerDemo(ctx); err != nil {
 			return err
 		}
-		return c.welcome(ctx, stdout, localURL(address), gatewayURL, source)
+		return c.welcome(ctx, stdout, localURL(address), gatewayURL, database)
 	})
 }
 
@@ -111,7 +137,7 @@ func (c *devCommand) registerDemo(ctx context.Context) error {
 
 // welcome prints where everything is, and a request to paste: it pays an order that was made for it. Its key is new in every run and the
 // same in every paste, so pasting it again is the demonstration.
-func (c *devCommand) welcome(ctx context.Context, stdout io.Writer, serviceURL, gatewayURL, source string) error {
+func (c *devCommand) welcome(ctx context.Context, stdout io.Writer, serviceURL, gatewayURL, database string) error {
 	run := strings.ToLower(rand.Text()[:8])
 	orderID, err := demoOrder(ctx, serviceURL, "order-"+run)
 	if err != nil {
@@ -121,18 +147,17 @@ func (c *devCommand) welcome(ctx context.Context, stdout io.Writer, serviceURL, 
 service    %[1]s   (API key %[2]s, documentation at %[1]s/docs)
 gateway    %[3]s   (its ledger: %[3]s/charges)
 database   %[4]s
-           %[5]s
-process    %[8]d
+process    %[7]d
 
 Pay an order. Paste it twice: the second time it is answered, not charged.
 
 curl -i %[1]s/v1/payments \
   -H 'Authorization: Bearer %[2]s' \
   -H 'Content-Type: application/json' \
-  -H 'Idempotency-Key: "pay-%[6]s"' \
-  -d '{"order_id":"%[7]s","amount":1999,"currency":"EUR","payment_method":"pm_ok"}'
+  -H 'Idempotency-Key: "pay-%[5]s"' \
+  -d '{"order_id":"%[6]s","amount":1999,"currency":"EUR","payment_method":"pm_ok"}'
 
-`, serviceURL, demoAPIKey, gatewayURL, string(c.DatabaseURL), source, run, orderID, os.Getpid())
+`, serviceURL, demoAPIKey, gatewayURL, database, run, orderID, os.Getpid())
 	return err
 }
 

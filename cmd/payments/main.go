@@ -38,8 +38,11 @@ type commands struct {
 	Gateway  gatewayCommand  `cmd:"" help:"Run the simulated gateway."`
 	Migrate  migrateCommand  `cmd:"" help:"Bring the database's schema up, down, or tell its version."`
 	Merchant merchantCommand `cmd:"" help:"Manage merchants."`
+	APIKey   apiKeyCommand   `cmd:"" name:"apikey" help:"Manage a merchant's API keys."`
+	Key      keyCommand      `cmd:"" help:"Look at one idempotency key, or end it if it is stale."`
 	Reap     reapCommand     `cmd:"" help:"End the stale payments once, as serve does all the time."`
 	Purge    purgeCommand    `cmd:"" help:"Strip the answers whose retention has passed, as serve does all the time."`
+	Health   healthCommand   `cmd:"" help:"Ask the service on this machine whether it is alive."`
 	Version  versionCommand  `cmd:"" help:"Print the version."`
 }
 
@@ -140,26 +143,6 @@ func (c *migrateVersionCommand) Run(ctx context.Context, stdout io.Writer) error
 	})
 }
 
-type merchantCommand struct {
-	Create merchantCreateCommand `cmd:"" help:"Create a merchant and print its id and, this once, its API key."`
-}
-
-type merchantCreateCommand struct {
-	databaseSettings
-	Name string `arg:"" help:"What the merchant is called."`
-}
-
-func (c *merchantCreateCommand) Run(ctx context.Context, stdout io.Writer) error {
-	return withPool(ctx, c.databaseSettings, func(pool *postgres.Pool) error {
-		id, apiKey, err := payments.NewMerchants(pool, false).Create(ctx, c.Name)
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(stdout, "merchant_id  %s\napi_key      %s\n", id, apiKey)
-		return err
-	})
-}
-
 type reapCommand struct {
 	databaseSettings
 	storySettings
@@ -173,16 +156,17 @@ func (c *reapCommand) Run(ctx context.Context, stdout io.Writer) error {
 	var f faults
 	c.databaseSettings.check(&f)
 	c.storySettings.check(&f)
+	c.publicSettings.check(&f)
 	if f.err() != nil {
 		return f.err()
 	}
 	client, err := gateway.New(c.GatewayURL)
 	if err != nil {
-		return err
+		return fmt.Errorf("GATEWAY_URL: %w", err)
 	}
 	return withPool(ctx, c.databaseSettings, func(pool *postgres.Pool) error {
 		service := payments.New(pool, pool, client, answersFor(c.PublicURL), c.settings(), c.logger())
-		endings, err := payments.NewReaper(service).RunOnce(ctx, true)
+		endings, err := payments.NewReaper(service).RunAll(ctx)
 		fmt.Fprintf(stdout, "recorded %d, canceled %d, left alone %d, unclear %d, overtaken %d\n",
 			endings[payments.ReapRecorded], endings[payments.ReapCanceled], endings[payments.ReapLeftAlone],
 			endings[payments.ReapUnclear], endings[payments.ReapOvertaken])

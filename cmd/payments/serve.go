@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -22,6 +23,8 @@ import (
 const (
 	// A request's header arrives in one packet; five seconds are for the worst of networks.
 	readHeaderTimeout = 5 * time.Second
+	// A body has at most 64 KiB. A client that never sends it must not hold a connection, or a drain, for ever.
+	bodyTimeout = 10 * time.Second
 	// An idle connection is kept for a minute, longer than most clients keep theirs.
 	idleTimeout = time.Minute
 	// The longest that a client may wait for its answer is a wait of 20 s and an attempt after it; on top of that the answer has this long
@@ -38,6 +41,7 @@ type serveCommand struct {
 	storySettings
 	gatewaySettings
 	httpSettings
+	adminSettings
 	logSettings
 	testKeys bool
 }
@@ -66,12 +70,16 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 		return fmt.Errorf("GATEWAY_URL: %w", err)
 	}
 	// One of the connections is kept for the renewal of leases, so that a full pool costs nobody a lease.
-	pool, err := c.open(ctx, c.DBMaxConns-1)
+	traces, err := startTracing(ctx)
+	if err != nil {
+		return err
+	}
+	pool, err := c.open(ctx, c.DBMaxConns-1, traces)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	renewals, err := c.open(ctx, 1)
+	renewals, err := c.open(ctx, 1, tracing{})
 	if err != nil {
 		return err
 	}
@@ -87,20 +95,31 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	if err != nil {
 		return fmt.Errorf("LISTEN_ADDR: %w", err)
 	}
+	defer listener.Close()
+	adminListener, err := net.Listen("tcp", c.AdminAddr)
+	if err != nil {
+		return fmt.Errorf("ADMIN_ADDR: %w", err)
+	}
+	registry := newRegistry(map[string]*postgres.Pool{"requests": pool, "renewals": renewals})
+	settings := c.settings()
+	settings.Metrics = registry
 
-	service := payments.New(pool, renewals, client, answersFor(c.PublicURL), c.settings(), log)
+	service := payments.New(pool, renewals, client, answersFor(c.PublicURL), settings, log)
+	readiness := &readiness{pool: renewals}
 	handler := api.New(api.Config{
 		Payments:     service,
 		Merchants:    payments.NewMerchants(pool, c.testKeys),
-		Ready:        func(ctx context.Context) error { return ready(ctx, pool) },
-		PublicURL:    c.PublicURL,
+		Ready:        readiness.check,
+		PublicURL:    strings.TrimRight(c.PublicURL, "/"),
 		KeyRetention: c.KeyRetention,
 		InFlightMax:  c.GatewayTimeout + payments.RecordBudget,
 		RateLimit:    c.RateLimit,
+		MaxInFlight:  c.MaxInFlight,
+		Metrics:      registry,
 		Log:          log,
 	})
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           limitBodyTime(bodyTimeout, traces.requests(handler)),
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		WriteTimeout:      api.MaxWait + c.GatewayTimeout + payments.RecordBudget + writeMargin,
@@ -113,9 +132,10 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	defer stopBackground()
 	var group errgroup.Group
 	group.Go(func() error { return service.Run(background) })
+	group.Go(func() error { return serveHTTP(background, adminListener, adminHandler(registry)) })
 	serving := make(chan error, 1)
 	go func() { serving <- server.Serve(listener) }()
-	log.InfoContext(ctx, "serving", "address", listener.Addr().String(), "gateway", c.GatewayURL)
+	log.InfoContext(ctx, "serving", "address", listener.Addr().String(), "gateway", c.GatewayURL, "admin", adminListener.Addr().String())
 
 	err = started(listener.Addr())
 	if err == nil {
@@ -127,9 +147,20 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	log.Info("draining", "timeout", c.ShutdownTimeout)
 	err = errors.Join(err, c.drain(handler, service, server))
 	stopBackground()
-	err = errors.Join(err, group.Wait())
+	err = errors.Join(err, group.Wait(), traces.stop(context.WithoutCancel(ctx)))
 	log.Info("stopped")
 	return err
+}
+
+// limitBodyTime gives a request's body some time to arrive. net/http lifts the deadline when the body has been read to its end, so it
+// cannot pass for a hang-up while a payment is taken; it also ends the reading of a body that no handler wanted.
+func limitBodyTime(limit time.Duration, handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Body != http.NoBody {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(limit)) // Its one error is that w has no deadlines.
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // drain refuses what is new and lets what has begun come to its end.
@@ -149,8 +180,10 @@ func (c *serveCommand) drain(handler *api.Server, service *payments.Service, ser
 	return nil
 }
 
-func (c *serveCommand) open(ctx context.Context, conns int32) (*postgres.Pool, error) {
-	pool, err := postgres.Open(context.WithoutCancel(ctx), string(c.DatabaseURL), postgres.Options{MaxConns: conns, AcquireTimeout: c.DBAcquireTimeout})
+func (c *serveCommand) open(ctx context.Context, conns int32, traces tracing) (*postgres.Pool, error) {
+	pool, err := postgres.Open(context.WithoutCancel(ctx), string(c.DatabaseURL), postgres.Options{
+		MaxConns: conns, AcquireTimeout: c.DBAcquireTimeout, Tracer: traces.queries(),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}
@@ -195,7 +228,9 @@ func untilReady(ctx context.Context, pool *postgres.Pool, log *slog.Logger) {
 	}
 }
 
-func answersFor(publicURL string) api.Answers { return api.Answers{PublicURL: publicURL} }
+func answersFor(publicURL string) api.Answers {
+	return api.Answers{PublicURL: strings.TrimRight(publicURL, "/")}
+}
 
 // serveHTTP runs a small server of the command line until ctx ends.
 func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, closers ...io.Closer) error {

@@ -19,6 +19,8 @@ CREATE TABLE idempotency_keys (
     attempt integer NOT NULL,
     holder text NOT NULL,
     request_id text NOT NULL,
+    -- The W3C trace context of that request, if it was traced: a replay's trace links to it.
+    traceparent text,
     lease_id uuid,
     lease_expires_at timestamptz,
     -- True while money may have moved without our knowing.

@@ -3,12 +3,12 @@
 WITH k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, outcome_uncertain,
+        state, attempt, holder, request_id, traceparent, outcome_uncertain,
         answer_status, answer_headers, answer_body, created_at, final_at, expires_at
     )
     SELECT
         @merchant_id, @key, @route, @id, @resource_path, @recipe, @fingerprint, 'sync',
-        'done', 1, @holder, @request_id, false,
+        'done', 1, @holder, @request_id, sqlc.narg(traceparent), false,
         @answer_status::smallint, @answer_headers, @answer_body, @created_at, clock_timestamp(), clock_timestamp() + @retention::interval
     ON CONFLICT (merchant_id, key) DO NOTHING
     RETURNING expires_at
@@ -51,12 +51,12 @@ FOR UPDATE;
 WITH k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, outcome_uncertain,
+        state, attempt, holder, request_id, traceparent, outcome_uncertain,
         answer_status, answer_headers, answer_body, created_at, final_at, expires_at
     )
     SELECT
         @merchant_id, @key, @route, @id, @resource_path, @recipe, @fingerprint, 'sync',
-        'done', 1, @holder, @request_id, false,
+        'done', 1, @holder, @request_id, sqlc.narg(traceparent), false,
         @answer_status::smallint, @answer_headers, @answer_body, @created_at, clock_timestamp(), clock_timestamp() + @retention::interval
     ON CONFLICT (merchant_id, key) DO NOTHING
     RETURNING expires_at

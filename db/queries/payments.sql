@@ -22,11 +22,11 @@ WITH o AS (
 ), k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
+        state, attempt, holder, request_id, traceparent, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
     )
     SELECT
         @merchant_id, @key, @route, @id, @resource_path, @recipe, @fingerprint, @mode,
-        'in_progress', 1, @holder, @request_id, @lease_id::uuid,
+        'in_progress', 1, @holder, @request_id, sqlc.narg(traceparent), @lease_id::uuid,
         clock_timestamp() + @lease_ttl::interval, clock_timestamp() + @lease_ttl::interval, true, @created_at
     FROM o
     ON CONFLICT (merchant_id, key) DO NOTHING

@@ -41,9 +41,10 @@ func claimOf(c echo.Context, params []string, fields []idempotency.Field) idempo
 			Params: params,
 			Fields: fields,
 		},
-		RequestID: requestID(c),
-		Mode:      mode,
-		Report:    &state.report,
+		RequestID:   requestID(c),
+		TraceParent: traceParent(c.Request().Context()),
+		Mode:        mode,
+		Report:      &state.report,
 	}
 }
 
@@ -94,6 +95,7 @@ func writeAnswer(c echo.Context, answer idempotency.Answer) error {
 	}
 	if answer.Replayed && answer.RequestID != "" {
 		header.Set("Original-Request-Id", answer.RequestID)
+		linkTrace(c.Request().Context(), answer.TraceParent)
 	}
 	if answer.Status == http.StatusAccepted {
 		setRetryAfter(header, retrySoon)

@@ -40,6 +40,7 @@ func (s *Server) begin(next echo.HandlerFunc) echo.HandlerFunc {
 		}
 		took := time.Since(started)
 		s.metrics.observe(c, took)
+		nameSpan(c)
 		s.logRequest(c, took, err)
 		return nil
 	}

@@ -78,6 +78,7 @@ SELECT
     attempt,
     holder,
     request_id,
+    traceparent,
     lease_id,
     outcome_uncertain,
     answer_status,
@@ -108,6 +109,7 @@ type IdempotencyKeyGetRow struct {
 	Attempt          int32
 	Holder           string
 	RequestID        string
+	Traceparent      *string
 	LeaseID          *uuid.UUID
 	OutcomeUncertain bool
 	AnswerStatus     *int16
@@ -135,6 +137,7 @@ func (q *Queries) IdempotencyKeyGet(ctx context.Context, db DBTX, arg Idempotenc
 		&i.Attempt,
 		&i.Holder,
 		&i.RequestID,
+		&i.Traceparent,
 		&i.LeaseID,
 		&i.OutcomeUncertain,
 		&i.AnswerStatus,
@@ -477,27 +480,29 @@ UPDATE idempotency_keys
 SET attempt = attempt + 1,
     holder = $1,
     request_id = coalesce($2, request_id),
-    lease_id = $3::uuid,
-    lease_expires_at = clock_timestamp() + $4::interval,
+    traceparent = CASE WHEN $2 IS NULL THEN traceparent ELSE $3 END,
+    lease_id = $4::uuid,
+    lease_expires_at = clock_timestamp() + $5::interval,
     abandoned_at = CASE WHEN $2 IS NULL THEN coalesce(abandoned_at, lease_expires_at) END,
-    next_look_at = clock_timestamp() + $4::interval,
+    next_look_at = clock_timestamp() + $5::interval,
     outcome_uncertain = true
-WHERE merchant_id = $5
-    AND key = $6
-    AND attempt = $7
+WHERE merchant_id = $6
+    AND key = $7
+    AND attempt = $8
     AND state = 'in_progress'
     AND (lease_id IS NULL OR lease_expires_at <= clock_timestamp())
 RETURNING attempt
 `
 
 type IdempotencyKeyTakeOverParams struct {
-	Holder     string
-	RequestID  *string
-	LeaseID    uuid.UUID
-	LeaseTTL   time.Duration
-	MerchantID uuid.UUID
-	Key        string
-	Attempt    int32
+	Holder      string
+	RequestID   *string
+	Traceparent *string
+	LeaseID     uuid.UUID
+	LeaseTTL    time.Duration
+	MerchantID  uuid.UUID
+	Key         string
+	Attempt     int32
 }
 
 // The next attempt at a stale key: one whose lease has expired or was released, whatever the clock says about that moment. No row:
@@ -508,6 +513,7 @@ func (q *Queries) IdempotencyKeyTakeOver(ctx context.Context, db DBTX, arg Idemp
 	row := db.QueryRow(ctx, idempotencyKeyTakeOver,
 		arg.Holder,
 		arg.RequestID,
+		arg.Traceparent,
 		arg.LeaseID,
 		arg.LeaseTTL,
 		arg.MerchantID,

@@ -42,6 +42,7 @@ type IdempotencyKey struct {
 	Attempt          int32
 	Holder           string
 	RequestID        string
+	Traceparent      *string
 	LeaseID          *uuid.UUID
 	LeaseExpiresAt   *time.Time
 	OutcomeUncertain bool

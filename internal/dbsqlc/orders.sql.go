@@ -16,13 +16,13 @@ const orderCancel = `-- name: OrderCancel :one
 WITH k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, outcome_uncertain,
+        state, attempt, holder, request_id, traceparent, outcome_uncertain,
         answer_status, answer_headers, answer_body, created_at, final_at, expires_at
     )
     SELECT
         $1, $2, $3, $4, $5, $6, $7, 'sync',
-        'done', 1, $8, $9, false,
-        $10::smallint, $11, $12, $13, clock_timestamp(), clock_timestamp() + $14::interval
+        'done', 1, $8, $9, $10, false,
+        $11::smallint, $12, $13, $14, clock_timestamp(), clock_timestamp() + $15::interval
     ON CONFLICT (merchant_id, key) DO NOTHING
     RETURNING expires_at
 ), o AS (
@@ -34,7 +34,7 @@ WITH k AS (
     RETURNING orders.id
 ), e AS (
     INSERT INTO events (merchant_id, subject_id, number, type, resource_id, payload)
-    SELECT $1, $4, 1, 'order.canceled', $4, $15
+    SELECT $1, $4, 1, 'order.canceled', $4, $16
     FROM o
 )
 SELECT k.expires_at::timestamptz AS expires_at
@@ -51,6 +51,7 @@ type OrderCancelParams struct {
 	Fingerprint   []byte
 	Holder        string
 	RequestID     string
+	Traceparent   *string
 	AnswerStatus  int16
 	AnswerHeaders []byte
 	AnswerBody    []byte
@@ -71,6 +72,7 @@ func (q *Queries) OrderCancel(ctx context.Context, db DBTX, arg OrderCancelParam
 		arg.Fingerprint,
 		arg.Holder,
 		arg.RequestID,
+		arg.Traceparent,
 		arg.AnswerStatus,
 		arg.AnswerHeaders,
 		arg.AnswerBody,
@@ -87,18 +89,18 @@ const orderCreate = `-- name: OrderCreate :one
 WITH k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, outcome_uncertain,
+        state, attempt, holder, request_id, traceparent, outcome_uncertain,
         answer_status, answer_headers, answer_body, created_at, final_at, expires_at
     )
     SELECT
         $1, $2, $3, $4, $5, $6, $7, 'sync',
-        'done', 1, $8, $9, false,
-        $10::smallint, $11, $12, $13, clock_timestamp(), clock_timestamp() + $14::interval
+        'done', 1, $8, $9, $10, false,
+        $11::smallint, $12, $13, $14, clock_timestamp(), clock_timestamp() + $15::interval
     ON CONFLICT (merchant_id, key) DO NOTHING
     RETURNING expires_at
 ), o AS (
     INSERT INTO orders (merchant_id, id, status, amount, currency, reference, metadata, created_at)
-    SELECT $1, $4, 'open', $15, $16, $17, $18, $13
+    SELECT $1, $4, 'open', $16, $17, $18, $19, $14
     FROM k
     RETURNING id
 )
@@ -116,6 +118,7 @@ type OrderCreateParams struct {
 	Fingerprint   []byte
 	Holder        string
 	RequestID     string
+	Traceparent   *string
 	AnswerStatus  int16
 	AnswerHeaders []byte
 	AnswerBody    []byte
@@ -139,6 +142,7 @@ func (q *Queries) OrderCreate(ctx context.Context, db DBTX, arg OrderCreateParam
 		arg.Fingerprint,
 		arg.Holder,
 		arg.RequestID,
+		arg.Traceparent,
 		arg.AnswerStatus,
 		arg.AnswerHeaders,
 		arg.AnswerBody,

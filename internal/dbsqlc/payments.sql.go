@@ -31,12 +31,12 @@ WITH o AS (
 ), k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
+        state, attempt, holder, request_id, traceparent, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
     )
     SELECT
         $1, $10, $11, $2, $12, $13, $14, $15,
-        'in_progress', 1, $16, $17, $18::uuid,
-        clock_timestamp() + $19::interval, clock_timestamp() + $19::interval, true, $8
+        'in_progress', 1, $16, $17, $18, $19::uuid,
+        clock_timestamp() + $20::interval, clock_timestamp() + $20::interval, true, $8
     FROM o
     ON CONFLICT (merchant_id, key) DO NOTHING
     RETURNING key
@@ -68,6 +68,7 @@ type PaymentClaimParams struct {
 	Mode          string
 	Holder        string
 	RequestID     string
+	Traceparent   *string
 	LeaseID       uuid.UUID
 	LeaseTTL      time.Duration
 }
@@ -96,6 +97,7 @@ func (q *Queries) PaymentClaim(ctx context.Context, db DBTX, arg PaymentClaimPar
 		arg.Mode,
 		arg.Holder,
 		arg.RequestID,
+		arg.Traceparent,
 		arg.LeaseID,
 		arg.LeaseTTL,
 	)

@@ -16,17 +16,17 @@ const refundClaim = `-- name: RefundClaim :one
 WITH k AS (
     INSERT INTO idempotency_keys (
         merchant_id, key, route, resource_id, resource_path, recipe, fingerprint, mode,
-        state, attempt, holder, request_id, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
+        state, attempt, holder, request_id, traceparent, lease_id, lease_expires_at, next_look_at, outcome_uncertain, created_at
     )
     SELECT
         $1, $2, $3, $4, $5, $6, $7, $8,
-        'in_progress', 1, $9, $10, $11::uuid,
-        clock_timestamp() + $12::interval, clock_timestamp() + $12::interval, true, $13
+        'in_progress', 1, $9, $10, $11, $12::uuid,
+        clock_timestamp() + $13::interval, clock_timestamp() + $13::interval, true, $14
     FROM payments
     WHERE payments.merchant_id = $1
-        AND payments.id = $14
+        AND payments.id = $15
         AND payments.status = 'succeeded'
-        AND payments.amount_reserved + $15::bigint <= payments.amount
+        AND payments.amount_reserved + $16::bigint <= payments.amount
         AND NOT EXISTS (
             SELECT
             FROM idempotency_keys
@@ -37,18 +37,18 @@ WITH k AS (
     RETURNING key
 ), p AS (
     UPDATE payments
-    SET amount_reserved = payments.amount_reserved + $15::bigint
+    SET amount_reserved = payments.amount_reserved + $16::bigint
     WHERE payments.merchant_id = $1
-        AND payments.id = $14
+        AND payments.id = $15
         AND payments.status = 'succeeded'
-        AND payments.amount_reserved + $15::bigint <= payments.amount
+        AND payments.amount_reserved + $16::bigint <= payments.amount
         AND EXISTS (SELECT FROM k)
     RETURNING payments.id, payments.order_id, payments.currency, payments.gateway_key
 ), r AS (
     INSERT INTO refunds (merchant_id, id, payment_id, status, amount, currency, reason, gateway_key, created_at)
     SELECT
-        $1, $4, (SELECT p.id FROM p), 'processing', $15::bigint, (SELECT p.currency FROM p),
-        $16, $17, $13
+        $1, $4, (SELECT p.id FROM p), 'processing', $16::bigint, (SELECT p.currency FROM p),
+        $17, $18, $14
     FROM k
     RETURNING refunds.id
 )
@@ -70,6 +70,7 @@ type RefundClaimParams struct {
 	Mode         string
 	Holder       string
 	RequestID    string
+	Traceparent  *string
 	LeaseID      uuid.UUID
 	LeaseTTL     time.Duration
 	CreatedAt    time.Time
@@ -102,6 +103,7 @@ func (q *Queries) RefundClaim(ctx context.Context, db DBTX, arg RefundClaimParam
 		arg.Mode,
 		arg.Holder,
 		arg.RequestID,
+		arg.Traceparent,
 		arg.LeaseID,
 		arg.LeaseTTL,
 		arg.CreatedAt,

@@ -32,6 +32,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"go.opentelemetry.io/otel/propagation"
 
 	"example.com/payments/internal/payments"
 )
@@ -193,6 +194,8 @@ func (c *Client) exchange(ctx context.Context, method string, intent payments.In
 		// caller, who counts what was sent. (A GET moves nothing and may be repeated; a cancel has no such header.)
 		req.GetBody = nil
 	}
+	// A trace goes on at the gateway. Without one this adds nothing.
+	propagation.TraceContext{}.Inject(ctx, propagation.HeaderCarrier(req.Header))
 	// The bare transport: no http.Client, so no redirects and no cookies.
 	resp, err := c.transport.RoundTrip(req)
 	if err != nil && !connected.Load() {

@@ -34,12 +34,13 @@ const (
 
 // Claim is what a request wants a key for.
 type Claim struct {
-	MerchantID uuid.UUID
-	Key        Key
-	Request    Request
-	RequestID  string
-	Mode       Mode
-	Report     *Report // is told what became of the claim; may be nil
+	MerchantID  uuid.UUID
+	Key         Key
+	Request     Request
+	RequestID   string
+	TraceParent *string // the request's W3C trace context; nil when it is not traced
+	Mode        Mode
+	Report      *Report // is told what became of the claim; may be nil
 }
 
 // ClaimResult is what became of a request's claim.
@@ -65,13 +66,14 @@ type Report struct {
 
 // Answer is what a client is told under a key. The first request and every repeat send the same Body, and they send it from here.
 type Answer struct {
-	Status    int
-	Headers   map[string]string // those that belong to the answer, such as Location; not those of its delivery
-	Body      []byte
-	RequestID string    // the request that the answer was made for
-	ExpiresAt time.Time // end of retention by the database's clock; zero while the key is in progress
-	Replayed  bool      // it was made for another request than the one that gets it now
-	Waited    bool      // the request waited for it, as it had asked to
+	Status      int
+	Headers     map[string]string // those that belong to the answer, such as Location; not those of its delivery
+	Body        []byte
+	RequestID   string    // the request that the answer was made for
+	TraceParent string    // that request's W3C trace context; empty when it was not traced
+	ExpiresAt   time.Time // end of retention by the database's clock; zero while the key is in progress
+	Replayed    bool      // it was made for another request than the one that gets it now
+	Waited      bool      // the request waited for it, as it had asked to
 }
 
 // Record is the row of a key as one statement found it.
@@ -128,6 +130,9 @@ func Get(ctx context.Context, db dbsqlc.DBTX, merchantID uuid.UUID, key Key) (Re
 		record.answer.Status = int(*row.AnswerStatus)
 		record.answer.Body = row.AnswerBody
 		record.answer.RequestID = row.RequestID
+		if row.Traceparent != nil {
+			record.answer.TraceParent = *row.Traceparent
+		}
 		if err := json.Unmarshal(row.AnswerHeaders, &record.answer.Headers); err != nil {
 			return Record{}, fmt.Errorf("read idempotency key: stored headers: %w", err)
 		}
@@ -174,15 +179,14 @@ type Lease struct {
 	Attempt    int32
 }
 
-// TakeOver makes the caller the next attempt at a key that its record showed to be stale. A requestID is given for a client's own
-// repeat and left empty by the reaper, whose visit does not count as the client's return. ok is false when somebody else was
-// quicker; then read again.
-func TakeOver(ctx context.Context, db dbsqlc.DBTX, lease Lease, holder, requestID string, ttl time.Duration) (next Lease, ok bool, err error) {
+// TakeOver makes the caller the next attempt at a key that its record showed to be stale. The claim is that of a client's own repeat, and
+// nil for the reaper, whose visit does not count as the client's return. ok is false when somebody else was quicker; then read again.
+func TakeOver(ctx context.Context, db dbsqlc.DBTX, lease Lease, holder string, claim *Claim, ttl time.Duration) (next Lease, ok bool, err error) {
 	params := dbsqlc.IdempotencyKeyTakeOverParams{
 		MerchantID: lease.MerchantID, Key: string(lease.Key), Attempt: lease.Attempt, LeaseID: lease.ID, LeaseTTL: ttl, Holder: holder,
 	}
-	if requestID != "" {
-		params.RequestID = &requestID
+	if claim != nil {
+		params.RequestID, params.Traceparent = &claim.RequestID, claim.TraceParent
 	}
 	attempt, err := dbsqlc.New().IdempotencyKeyTakeOver(ctx, db, params)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -88,7 +88,7 @@ func (p *paymentStory) claim(ctx context.Context, claim idempotency.Claim, lease
 	_, err = p.service.queries.PaymentClaim(ctx, p.service.db, dbsqlc.PaymentClaimParams{
 		MerchantID: p.merchantID, Key: string(claim.Key), Route: key.route, Recipe: key.recipe, Fingerprint: key.fingerprint,
 		ResourcePath: p.subject().Path, Mode: string(claim.Mode),
-		Holder: settings.Holder, RequestID: claim.RequestID, LeaseID: lease.ID, LeaseTTL: settings.LeaseTTL,
+		Holder: settings.Holder, RequestID: claim.RequestID, Traceparent: claim.TraceParent, LeaseID: lease.ID, LeaseTTL: settings.LeaseTTL,
 		ID: p.payment.ID, OrderID: p.payment.OrderID, Amount: p.payment.Amount, Currency: p.payment.Currency,
 		PaymentMethod: p.payment.PaymentMethod, GatewayKey: p.payment.gatewayKey,
 		Metadata: p.payment.Metadata, CreatedAt: p.payment.CreatedAt,

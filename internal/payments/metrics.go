@@ -7,6 +7,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"example.com/payments/internal/dbsqlc"
 	"example.com/payments/internal/idempotency"
@@ -108,13 +111,18 @@ func chargeEnding(outcome Outcome, err error) string {
 	return "unknown"
 }
 
-// countedGateway counts every exchange with the gateway.
+// countedGateway counts every exchange with the gateway, and gives it a span in the trace it belongs to.
 type countedGateway struct {
 	gateway Gateway
 	calls   *prometheus.CounterVec
 }
 
-func (g countedGateway) count(call string, outcome Outcome, err error) (Outcome, error) {
+var tracer = otel.Tracer("example.com/payments/internal/payments")
+
+func (g countedGateway) exchange(ctx context.Context, call string, intent Intent, exchange func(context.Context, Intent) (Outcome, error)) (Outcome, error) {
+	ctx, span := tracer.Start(ctx, "gateway "+call, trace.WithSpanKind(trace.SpanKindClient))
+	defer span.End()
+	outcome, err := exchange(ctx, intent)
 	ending := string(outcome.Status)
 	switch {
 	case errors.Is(err, ErrNotSent):
@@ -125,22 +133,20 @@ func (g countedGateway) count(call string, outcome Outcome, err error) (Outcome,
 		ending = "unclear"
 	}
 	g.calls.WithLabelValues(call, ending).Inc()
+	span.SetAttributes(attribute.String("payments.gateway.ending", ending), attribute.String("payments.gateway.kind", string(intent.Kind)))
 	return outcome, err
 }
 
 func (g countedGateway) Charge(ctx context.Context, intent Intent) (Outcome, error) {
-	outcome, err := g.gateway.Charge(ctx, intent)
-	return g.count("charge", outcome, err)
+	return g.exchange(ctx, "charge", intent, g.gateway.Charge)
 }
 
 func (g countedGateway) LookUp(ctx context.Context, intent Intent) (Outcome, error) {
-	outcome, err := g.gateway.LookUp(ctx, intent)
-	return g.count("look_up", outcome, err)
+	return g.exchange(ctx, "look_up", intent, g.gateway.LookUp)
 }
 
 func (g countedGateway) Cancel(ctx context.Context, intent Intent) (Outcome, error) {
-	outcome, err := g.gateway.Cancel(ctx, intent)
-	return g.count("cancel", outcome, err)
+	return g.exchange(ctx, "cancel", intent, g.gateway.Cancel)
 }
 
 // backlog asks the database, when it is scraped, what is waiting to be ended or stripped. While the database does not answer, these

@@ -197,7 +197,7 @@ func (s *Service) resume(ctx context.Context, claim idempotency.Claim, record id
 		a.history = history{resumed: resumed, uncertain: resumed}
 		return a, true, nil
 	}
-	next, ok, err := idempotency.TakeOver(ctx, s.db, a.lease, s.settings.Holder, claim.RequestID, s.settings.LeaseTTL)
+	next, ok, err := idempotency.TakeOver(ctx, s.db, a.lease, s.settings.Holder, &claim, s.settings.LeaseTTL)
 	if err != nil && !postgres.IsAmbiguous(err) {
 		return attempt{}, false, storageError(err)
 	}

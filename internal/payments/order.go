@@ -58,7 +58,7 @@ func (s *Service) CreateOrder(ctx context.Context, req NewOrder) (idempotency.An
 	for range claimTries {
 		answer.ExpiresAt, err = s.queries.OrderCreate(ctx, s.db, dbsqlc.OrderCreateParams{
 			MerchantID: req.Claim.MerchantID, Key: string(req.Claim.Key), Route: key.route, Recipe: key.recipe, Fingerprint: key.fingerprint,
-			ID: order.ID, ResourcePath: answer.Headers["Location"], Holder: s.settings.Holder, RequestID: req.Claim.RequestID,
+			ID: order.ID, ResourcePath: answer.Headers["Location"], Holder: s.settings.Holder, RequestID: req.Claim.RequestID, Traceparent: req.Claim.TraceParent,
 			AnswerStatus: int16(answer.Status), AnswerHeaders: mustJSON(answer.Headers), AnswerBody: answer.Body,
 			Retention: s.settings.KeyRetention,
 			Amount:    order.Amount, Currency: order.Currency, Reference: order.Reference,
@@ -143,7 +143,7 @@ func (s *Service) cancelOrder(ctx context.Context, claim idempotency.Claim, key 
 		answer = s.answers.OrderCanceled(order)
 		answer.ExpiresAt, err = s.queries.OrderCancel(ctx, tx, dbsqlc.OrderCancelParams{
 			MerchantID: claim.MerchantID, Key: string(claim.Key), Route: key.route, Recipe: key.recipe, Fingerprint: key.fingerprint,
-			ID: order.ID, ResourcePath: answer.Headers["Location"], Holder: s.settings.Holder, RequestID: claim.RequestID,
+			ID: order.ID, ResourcePath: answer.Headers["Location"], Holder: s.settings.Holder, RequestID: claim.RequestID, Traceparent: claim.TraceParent,
 			AnswerStatus: int16(answer.Status), AnswerHeaders: mustJSON(answer.Headers), AnswerBody: answer.Body,
 			Retention: s.settings.KeyRetention, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
 			EventPayload: mustJSON(orderEvent{Amount: order.Amount, Currency: order.Currency}),

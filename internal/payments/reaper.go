@@ -169,7 +169,7 @@ func (r *Reaper) reap(ctx context.Context, key dbsqlc.IdempotencyKeyLookRow) (en
 	// The end is known, and is recorded even when the process is being stopped.
 	ctx = context.WithoutCancel(ctx)
 	lease := idempotency.Lease{MerchantID: key.MerchantID, Key: idempotency.Key(key.Key), ID: uuid.New(), Attempt: key.Attempt}
-	lease, ok, err := idempotency.TakeOver(ctx, s.db, lease, s.settings.Holder, "", s.settings.LeaseTTL)
+	lease, ok, err := idempotency.TakeOver(ctx, s.db, lease, s.settings.Holder, nil, s.settings.LeaseTTL)
 	if err != nil {
 		return ReapError, storageError(err)
 	}

@@ -74,7 +74,7 @@ func (r *refundStory) claim(ctx context.Context, claim idempotency.Claim, lease 
 	row, err := r.service.queries.RefundClaim(ctx, r.service.db, dbsqlc.RefundClaimParams{
 		MerchantID: r.merchantID, Key: string(claim.Key), Route: key.route, Recipe: key.recipe, Fingerprint: key.fingerprint,
 		ResourcePath: r.subject().Path, Mode: string(claim.Mode),
-		Holder: settings.Holder, RequestID: claim.RequestID, LeaseID: lease.ID, LeaseTTL: settings.LeaseTTL,
+		Holder: settings.Holder, RequestID: claim.RequestID, Traceparent: claim.TraceParent, LeaseID: lease.ID, LeaseTTL: settings.LeaseTTL,
 		ID: r.refund.ID, PaymentID: r.refund.PaymentID, Amount: r.refund.Amount, Reason: r.refund.Reason,
 		GatewayKey: r.refund.gatewayKey, CreatedAt: r.refund.CreatedAt,
 	})
