@@ -74,12 +74,12 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	if err != nil {
 		return err
 	}
-	pool, err := c.open(ctx, c.DBMaxConns-1, traces)
+	pool, err := c.open(ctx, postgres.Options{MaxConns: c.DBMaxConns - 1, Tracer: traces.queries()})
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	renewals, err := c.open(ctx, 1, tracing{})
+	renewals, err := c.open(ctx, postgres.Options{MaxConns: 1, MinConns: 1})
 	if err != nil {
 		return err
 	}
@@ -180,10 +180,9 @@ func (c *serveCommand) drain(handler *api.Server, service *payments.Service, ser
 	return nil
 }
 
-func (c *serveCommand) open(ctx context.Context, conns int32, traces tracing) (*postgres.Pool, error) {
-	pool, err := postgres.Open(context.WithoutCancel(ctx), string(c.DatabaseURL), postgres.Options{
-		MaxConns: conns, AcquireTimeout: c.DBAcquireTimeout, Tracer: traces.queries(),
-	})
+func (c *serveCommand) open(ctx context.Context, options postgres.Options) (*postgres.Pool, error) {
+	options.AcquireTimeout = c.DBAcquireTimeout
+	pool, err := postgres.Open(context.WithoutCancel(ctx), string(c.DatabaseURL), options)
 	if err != nil {
 		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}

@@ -28,6 +28,7 @@ var ErrNoConnection = errors.New("no database connection within the limit")
 // Options are what a pool needs beside the address.
 type Options struct {
 	MaxConns       int32
+	MinConns       int32 // kept open, so that they are there when the server takes no new ones
 	AcquireTimeout time.Duration
 	Tracer         pgx.QueryTracer // may be nil
 }
@@ -45,6 +46,7 @@ func Open(ctx context.Context, databaseURL string, opts Options) (*Pool, error) 
 		return nil, err
 	}
 	config.MaxConns = opts.MaxConns
+	config.MinConns = opts.MinConns
 	config.PingTimeout = opts.AcquireTimeout
 	if config.ConnConfig.ConnectTimeout == 0 {
 		config.ConnConfig.ConnectTimeout = opts.AcquireTimeout
