@@ -63,13 +63,14 @@ func New(config Config) *Server {
 	s.echo.Use(refuseOptions)
 
 	// Per route, not as a group: a group's middleware answers 404 where 405 is due.
-	read := []echo.MiddlewareFunc{s.authenticate, s.limitRate, readQuery}
+	read := []echo.MiddlewareFunc{s.authenticate, s.limitRate}
+	list := []echo.MiddlewareFunc{s.authenticate, s.limitRate, readQuery}
 	write := []echo.MiddlewareFunc{s.authenticate, s.limitRate, s.readBody, requireKey}
 	RegisterHandlersWithOptions(withHEAD{s.echo}, s, RegisterHandlersOptions{
 		OperationMiddlewares: map[string][]echo.MiddlewareFunc{
-			"createOrder": write, "listOrders": read, "getOrder": read, "cancelOrder": write,
-			"createPayment": write, "listPayments": read, "getPayment": read,
-			"createRefund": write, "listRefunds": read, "getRefund": read,
+			"createOrder": write, "listOrders": list, "getOrder": read, "cancelOrder": write,
+			"createPayment": write, "listPayments": list, "getPayment": read,
+			"createRefund": write, "listRefunds": list, "getRefund": read,
 		},
 	})
 	return s
