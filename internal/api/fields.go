@@ -137,9 +137,8 @@ func (f *fields) uuid(name string) uuid.UUID {
 	if !ok {
 		return uuid.Nil
 	}
-	id, err := uuid.Parse(text)
-	// Parse also reads braces, urn:uuid: and no hyphens.
-	if err != nil || len(text) != 36 {
+	id, ok := parseID(text)
+	if !ok {
 		f.fault(name, faultInvalid, "This must be a UUID of 36 characters, hyphens included.")
 	}
 	return id
