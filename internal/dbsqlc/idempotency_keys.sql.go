@@ -303,15 +303,25 @@ func (q *Queries) IdempotencyKeyLookOne(ctx context.Context, db DBTX, arg Idempo
 
 const idempotencyKeyMakeDue = `-- name: IdempotencyKeyMakeDue :one
 WITH stale AS (
-    UPDATE idempotency_keys
-    SET next_look_at = now()
+    SELECT
+        merchant_id,
+        key AS stale_key
+    FROM idempotency_keys
     WHERE state = 'in_progress'
         AND (lease_id IS NULL OR lease_expires_at <= now())
+    ORDER BY merchant_id, key
+    FOR UPDATE SKIP LOCKED
+), due AS (
+    UPDATE idempotency_keys AS i
+    SET next_look_at = now()
+    FROM stale
+    WHERE i.merchant_id = stale.merchant_id
+        AND i.key = stale.stale_key
 )
 SELECT now()::timestamptz AS due_by
 `
 
-// Forgets the back-off of all stale keys, and returns the time by which they are due.
+// Forgets the back-off of all stale keys, and returns the time by which they are due. A key that somebody has locked is being looked at.
 func (q *Queries) IdempotencyKeyMakeDue(ctx context.Context, db DBTX) (time.Time, error) {
 	row := db.QueryRow(ctx, idempotencyKeyMakeDue)
 	var due_by time.Time
