@@ -57,11 +57,15 @@ CREATE TABLE idempotency_keys (
     )
 );
 
+-- The two indexes of what is in progress say so by final_at, and only the statements that are meant to use them do as well. A statement
+-- that names one key says state = 'in_progress', which proves nothing about these indexes: on a table that was empty when it was
+-- planned, it would otherwise read all that is in progress to find its one row.
+--
 -- The renewal finds the leases that one process holds.
-CREATE INDEX idempotency_keys_by_lease ON idempotency_keys (lease_id) WHERE state = 'in_progress';
+CREATE INDEX idempotency_keys_by_lease ON idempotency_keys (lease_id) WHERE final_at IS NULL;
 
 -- The reaper finds what it should look at next.
-CREATE INDEX idempotency_keys_by_next_look ON idempotency_keys (next_look_at) WHERE state = 'in_progress';
+CREATE INDEX idempotency_keys_by_next_look ON idempotency_keys (next_look_at) WHERE final_at IS NULL;
 
 -- The purge finds the answers whose retention has passed.
 CREATE INDEX idempotency_keys_by_expiry ON idempotency_keys (expires_at) WHERE answer_status IS NOT NULL;

@@ -34,8 +34,11 @@ CREATE TABLE payments (
     )
 );
 
+-- Both indexes begin with the order and not with the merchant: on a table that was empty when it was planned, a look-up by id would
+-- otherwise go through all of the merchant's entries.
+--
 -- Two clicks that carry different keys still cannot pay one order twice.
-CREATE UNIQUE INDEX one_live_payment_per_order ON payments (merchant_id, order_id) WHERE status IN ('processing', 'succeeded');
+CREATE UNIQUE INDEX one_live_payment_per_order ON payments (order_id, merchant_id) WHERE status IN ('processing', 'succeeded');
 
 -- The list of an order's payments, newest first.
-CREATE INDEX payments_by_order ON payments (merchant_id, order_id, id);
+CREATE INDEX payments_by_order ON payments (order_id, merchant_id, id);

@@ -22,5 +22,5 @@ CREATE TABLE refunds (
     CONSTRAINT succeeded_has_a_gateway_reference CHECK (status <> 'succeeded' OR gateway_reference IS NOT NULL)
 );
 
--- The list of a payment's refunds, newest first.
-CREATE INDEX refunds_by_payment ON refunds (merchant_id, payment_id, id);
+-- The list of a payment's refunds, newest first. It begins with the payment for the reason given at the indexes of payments.
+CREATE INDEX refunds_by_payment ON refunds (payment_id, merchant_id, id);

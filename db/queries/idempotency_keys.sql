@@ -70,7 +70,7 @@ WITH held AS (
         key AS held_key
     FROM idempotency_keys
     WHERE lease_id = ANY(@lease_ids::uuid[])
-        AND state = 'in_progress'
+        AND final_at IS NULL
         AND lease_expires_at < clock_timestamp() + @two_thirds::interval
     ORDER BY merchant_id, key
     FOR UPDATE SKIP LOCKED
@@ -91,7 +91,7 @@ WITH due AS (
         merchant_id,
         key AS due_key
     FROM idempotency_keys
-    WHERE state = 'in_progress'
+    WHERE final_at IS NULL
         AND (lease_id IS NULL OR lease_expires_at <= now())
         AND next_look_at <= coalesce(sqlc.narg(due_by)::timestamptz, now())
     ORDER BY next_look_at
@@ -129,7 +129,7 @@ WITH stale AS (
         merchant_id,
         key AS stale_key
     FROM idempotency_keys
-    WHERE state = 'in_progress'
+    WHERE final_at IS NULL
         AND (lease_id IS NULL OR lease_expires_at <= now())
     ORDER BY merchant_id, key
     FOR UPDATE SKIP LOCKED
@@ -200,7 +200,7 @@ SELECT
         '0'
     )::interval AS unpurged_for
 FROM idempotency_keys
-WHERE state = 'in_progress';
+WHERE final_at IS NULL;
 
 -- name: IdempotencyKeyLookOne :one
 -- One stale key, for the reaper's step on demand. No row: it is not there, is final, or somebody is at work on it.

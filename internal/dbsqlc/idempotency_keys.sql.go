@@ -49,7 +49,7 @@ SELECT
         '0'
     )::interval AS unpurged_for
 FROM idempotency_keys
-WHERE state = 'in_progress'
+WHERE final_at IS NULL
 `
 
 type IdempotencyKeyBacklogRow struct {
@@ -157,7 +157,7 @@ WITH due AS (
         merchant_id,
         key AS due_key
     FROM idempotency_keys
-    WHERE state = 'in_progress'
+    WHERE final_at IS NULL
         AND (lease_id IS NULL OR lease_expires_at <= now())
         AND next_look_at <= coalesce($2::timestamptz, now())
     ORDER BY next_look_at
@@ -307,7 +307,7 @@ WITH stale AS (
         merchant_id,
         key AS stale_key
     FROM idempotency_keys
-    WHERE state = 'in_progress'
+    WHERE final_at IS NULL
         AND (lease_id IS NULL OR lease_expires_at <= now())
     ORDER BY merchant_id, key
     FOR UPDATE SKIP LOCKED
@@ -445,7 +445,7 @@ WITH held AS (
         key AS held_key
     FROM idempotency_keys
     WHERE lease_id = ANY($2::uuid[])
-        AND state = 'in_progress'
+        AND final_at IS NULL
         AND lease_expires_at < clock_timestamp() + $3::interval
     ORDER BY merchant_id, key
     FOR UPDATE SKIP LOCKED

@@ -25,7 +25,7 @@ WITH k AS (
     FROM payments
     WHERE payments.merchant_id = $1
         AND payments.id = $15
-        AND payments.status = 'succeeded'
+        AND payments.status NOT IN ('processing', 'declined', 'failed')
         AND payments.amount_reserved + $16::bigint <= payments.amount
         AND NOT EXISTS (
             SELECT
@@ -40,7 +40,7 @@ WITH k AS (
     SET amount_reserved = payments.amount_reserved + $16::bigint
     WHERE payments.merchant_id = $1
         AND payments.id = $15
-        AND payments.status = 'succeeded'
+        AND payments.status NOT IN ('processing', 'declined', 'failed')
         AND payments.amount_reserved + $16::bigint <= payments.amount
         AND EXISTS (SELECT FROM k)
     RETURNING payments.id, payments.order_id, payments.currency, payments.gateway_key
@@ -88,6 +88,9 @@ type RefundClaimRow struct {
 
 // Claims the key, reserves the amount on the payment and writes the pending refund, together or not at all. No row: the key is taken, or
 // the payment refuses; see which in a fresh snapshot. 23502 on refunds.payment_id: the payment refused after a wait for another refund.
+//
+// That the payment has succeeded is said by what it is not: status = 'succeeded' would let a plan made on an empty table find the payment
+// among all of the merchant's live ones.
 //
 // The reservation is an UPDATE, whose row PostgreSQL checks again after a wait. A sum over the refunds, even under a lock, gives more
 // back than was paid.
