@@ -454,7 +454,11 @@ func killedBeforeWrite(ctx context.Context, b *bench) error {
 }
 
 func redisRestart(ctx context.Context, b *bench) error {
-	b.do("A payment is under way. Redis is killed and started again, without a file to read its memory from (%s). The client repeats its request.", b.redisSource)
+	how := "is killed and started again, without a file to read its memory from"
+	if !b.redisServer.Real() {
+		how = "loses its memory, as by a restart"
+	}
+	b.do("A payment is under way. Redis (%s) %s. The client repeats its request.", b.redisSource, how)
 
 	naive, err := b.stage(ctx, strategies.NameCheckThenAct, slowGateway, 20)
 	if err != nil {
