@@ -21,8 +21,8 @@ import (
 const (
 	// How often the pool is asked how many of its connections are out.
 	sampleInterval = 5 * time.Millisecond
-	// Enough for a plot as wide as a page.
-	seriesMax = 400
+	// Enough for a plot as wide as half a page.
+	seriesMax = 120
 	// Orders that are made for a slice: more than any of the strategies pays in that time. When they are used up, the slice ends early.
 	spreadOrdersPerSecond = 6000
 	hotOrdersPerSecond    = 2000
@@ -290,7 +290,7 @@ func (m *measurement) sample(pool *postgres.Pool) (stop func()) {
 				m.heldSum += int(held)
 				m.heldMax = max(m.heldMax, int(held))
 				m.heldSamples++
-				m.series = append(m.series, connections{time.Since(begin).Seconds(), held})
+				m.series = append(m.series, connections{float64(time.Since(begin).Milliseconds()) / 1000, held})
 			}
 		}
 	}()

@@ -88,7 +88,7 @@ func (r *report) defaultIsAmongTheBest() *verdict {
 			v.Why = append(v.Why, fmt.Sprintf("%s: %s of the best, %s (%s against %s intents per second).", g, percent(ratio), best.Strategy, rate(own.PaidPerSec), rate(best.PaidPerSec)))
 		default:
 			v.Holds = false
-			v.Why = append(v.Why, fmt.Sprintf("%s: NOT: %s of the best, %s (%s against %s intents per second). %s",
+			v.Why = append(v.Why, fmt.Sprintf("%s: not so: %s of the best, %s (%s against %s intents per second). %s",
 				g, percent(ratio), best.Strategy, rate(own.PaidPerSec), rate(best.PaidPerSec), why(own, best)))
 		}
 	}
@@ -102,7 +102,7 @@ func (r *report) defaultIsAmongTheBest() *verdict {
 func why(own, best *result) string {
 	var reasons []string
 	if o, b := own.WinnerTrips, best.WinnerTrips; o != nil && b != nil && (o.PostgreSQL != b.PostgreSQL || o.Redis != b.Redis) {
-		reasons = append(reasons, fmt.Sprintf("a winner of it makes %s, one of the default's %s", b, o))
+		reasons = append(reasons, fmt.Sprintf("a winner of it makes %s, one of the default %s", b, o))
 	}
 	if o, b := own.LoserTrips, best.LoserTrips; own.Shape == shapeHot && o != nil && b != nil && (o.PostgreSQL != b.PostgreSQL || o.Redis != b.Redis) {
 		reasons = append(reasons, fmt.Sprintf("a loser %s against %s", b, o))
@@ -121,5 +121,12 @@ func why(own, best *result) string {
 }
 
 func (t roundTrips) String() string {
-	return fmt.Sprintf("%.1f round trips to PostgreSQL and %.1f to Redis", t.PostgreSQL, t.Redis)
+	var where []string
+	if t.PostgreSQL > 0 {
+		where = append(where, fmt.Sprintf("%.1f round trips to PostgreSQL", t.PostgreSQL))
+	}
+	if t.Redis > 0 {
+		where = append(where, fmt.Sprintf("%.1f to Redis", t.Redis))
+	}
+	return strings.Join(where, " and ")
 }
