@@ -145,7 +145,7 @@ func (s *Service) cancelOrder(ctx context.Context, claim idempotency.Claim, key 
 			MerchantID: claim.MerchantID, Key: string(claim.Key), Route: key.route, Recipe: key.recipe, Fingerprint: key.fingerprint,
 			ID: order.ID, ResourcePath: answer.Headers["Location"], Holder: s.settings.Holder, RequestID: claim.RequestID, Traceparent: claim.TraceParent,
 			AnswerStatus: int16(answer.Status), AnswerHeaders: mustJSON(answer.Headers), AnswerBody: answer.Body,
-			Retention: s.settings.KeyRetention, CreatedAt: time.Now().UTC().Truncate(time.Microsecond),
+			Retention: s.settings.KeyRetention, CreatedAt: now().UTC().Truncate(time.Microsecond),
 			EventPayload: mustJSON(orderEvent{Amount: order.Amount, Currency: order.Currency}),
 		})
 		return err

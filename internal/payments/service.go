@@ -108,7 +108,7 @@ func (s *Service) Drain(ctx context.Context) error {
 
 // newID returns the id of a new resource and the time it is created at, to the microsecond that PostgreSQL keeps.
 func newID() (uuid.UUID, time.Time) {
-	return uuid.Must(uuid.NewV7()), time.Now().UTC().Truncate(time.Microsecond)
+	return newUUID(), now().UTC().Truncate(time.Microsecond)
 }
 
 // storageError says that the database did not do what it was asked to; err is its word, never nil. A broken constraint and a statement that it does not
