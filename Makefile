@@ -15,6 +15,20 @@ dev: ## Run everything on this machine
 test: ## Run all tests; they bring up what they need
 	go test -race ./...
 
+MINUTES ?= 2
+SEED ?= 1
+REPLICAS ?= 3
+RATE ?= 12
+ROUNDS ?= 3
+
+.PHONY: chaos
+chaos: ## Run under faults, and write docs/crash-matrix.md: MINUTES=30 SEED=7 REPLICAS=3 RATE=12 ROUNDS=3
+	cd chaos && go run ./cmd/chaos -minutes $(MINUTES) -seed $(SEED) -replicas $(REPLICAS) -rate $(RATE) -rounds $(ROUNDS) -out ../docs/crash-matrix.md
+
+.PHONY: chaos-failover
+chaos-failover: ## Kill the database's leader under load, and write docs/failover.md; needs Debian's patroni and etcd-server
+	cd chaos && go run ./cmd/chaos -failover -minutes $(MINUTES) -seed $(SEED) -rate $(RATE) -out ../docs/failover.md
+
 .PHONY: generate
 generate: ## Generate the queries from db/ and the HTTP types from openapi.yaml
 	$(SQLC) generate

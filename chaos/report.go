@@ -1,0 +1,141 @@
+package chaos
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Write puts what was measured into Markdown, and says whether anything was violated.
+func Write(run *Report, cells []CellResult, s Settings) (text string, violated bool) {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	say("# The crash matrix\n")
+	say("Written by `make chaos`. What fails is in [chaos/faults.go](../chaos/faults.go), what must hold all the same in")
+	say("[chaos/invariants.go](../chaos/invariants.go). Charges are counted in the gateway's own ledger.\n")
+	say("Settings: `LEASE_TTL` %s, `GATEWAY_TIMEOUT` %s, `REAP_INTERVAL` %s, `REAP_AFTER` %s, gateway latency %s; a client repeats every %s. So the",
+		s.LeaseTTL, s.GatewayTimeout, s.ReapInterval, s.ReapAfter, s.Latency, s.Repeat)
+	say("bound on a client's wait, from the moment service, database and gateway are all up, is `LEASE_TTL` + the repeat's interval + two gateway")
+	say("latencies + 1 s = **%s**.\n", s.Bound())
+	if run != nil {
+		violated = writeRun(say, run, s) || violated
+	}
+	if len(cells) > 0 {
+		violated = writeCells(say, cells, s) || violated
+	}
+	return b.String(), violated
+}
+
+// WriteFailover is [Write] for a failover.
+func WriteFailover(r *FailoverReport, s Settings) (text string, violated bool) {
+	var b strings.Builder
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	say("# A failover\n")
+	say("Written by `make chaos-failover`: two PostgreSQL servers, one of them a synchronous standby, under Patroni with etcd (`ttl` 20 s, `loop_wait`")
+	say("2 s, `synchronous_mode`). The leader's server and its Patroni are killed with -9 while customers shop; the replicas name both servers in")
+	say("`DATABASE_URL`, with `target_session_attrs=read-write`. Afterwards the dead node comes back as the standby.\n")
+	say("From the kill to the first payment that was asked for after it and has got its 201: **%s**. Acknowledged payments lost, charges made", seconds(r.FirstAnswer))
+	say("twice, and other invariants that did not hold: **%d**.\n", len(r.Violations))
+	violated = writeRun(say, &r.Report, s)
+	return b.String(), violated || r.FirstAnswer == 0
+}
+
+func writeRun(say func(string, ...any), r *Report, s Settings) (violated bool) {
+	say("## Mixed faults\n")
+	between := ""
+	if r.World.PgBouncer {
+		between = ", PgBouncer in transaction mode"
+	}
+	clocks := ""
+	if r.World.Skewed && r.World.Replicas > 1 {
+		clocks = ", one with its clock an hour ahead and one an hour behind"
+	}
+	if r.World.Replicas == 2 {
+		clocks = ", one with its clock an hour ahead"
+	}
+	times := 0
+	for _, recovery := range r.Recoveries {
+		times += recovery.Times
+	}
+	say("Seed %d, %s of shopping, %d replicas%s%s, %g customers per second, %d times a fault or two at once.\n",
+		r.Options.Seed, time.Duration(r.Options.Minutes*float64(time.Minute)), r.World.Replicas, clocks, between, r.Options.Rate, times)
+	say("| | |\n|---|---|")
+	say("| payments asked for (keys) | %d |", r.Operations["payment"])
+	say("| refunds asked for (keys) | %d |", r.Operations["refund"])
+	say("| orders, cancels | %d, %d |", r.Operations["order"], r.Operations["cancel"])
+	say("| requests sent | %d |", r.Calls)
+	for _, name := range slices.Sorted(maps.Keys(r.Endings)) {
+		say("| %s | %d |", name, r.Endings[name])
+	}
+	say("| approved charges in the gateway's ledger | %d |", r.Charges)
+	for _, name := range slices.Sorted(maps.Keys(r.Enders)) {
+		say("| ended by %s | %d |", name, r.Enders[name])
+	}
+	say("| deadlocks in PostgreSQL's log | %d |", r.Deadlocks)
+	say("| clients who waited for longer than the bound | %d |", len(r.Slow))
+	say("| invariants that did not hold | %d |", len(r.Violations))
+	say("\nHow long those clients waited who had no answer when the fault was mended, alone or together with another:\n")
+	say("| fault | times | clients | median | max |\n|---|--:|--:|--:|--:|")
+	for _, name := range slices.Sorted(maps.Keys(r.Recoveries)) {
+		recovery := r.Recoveries[name]
+		say("| %s | %d | %d | %s | %s |", name, recovery.Times, recovery.Waiting, seconds(recovery.Median()), seconds(recovery.Max()))
+	}
+	say("")
+	list(say, "Invariants that did not hold", r.Violations)
+	list(say, "Clients who waited for longer than the bound", r.Slow)
+	return len(r.Violations)+len(r.Slow) > 0
+}
+
+func writeCells(say func(string, ...any), cells []CellResult, s Settings) (violated bool) {
+	say("## One fault, one payment\n")
+	say("The fault strikes when the payment is at the point, around the replica that takes it. It is mended after half a second, or, if it")
+	say("shows only when it outlasts a lease, a second after the lease has ended. A client that returns waits for its answer for a second, and then")
+	say("repeats its request until it has the final one; of a client that is gone, it is the payment that ends. Time counts from the moment")
+	say("everything is up; 0 means that the end was there before. A payment that nobody comes back for and that the gateway has never seen is")
+	say("kept for its client for `REAP_AFTER`, and then closed. \"What was left\" is a tenth of a second after the blow.\n")
+	say("| fault | at | client | what was left | ended by | the end | median | max |\n|---|---|---|---|---|---|--:|--:|")
+	var violations []Violation
+	var slowest []string
+	for _, c := range cells {
+		recovery := Recovery{Waits: c.Waits}
+		client := "returns"
+		if !c.Returns {
+			client = "is gone"
+		} else if recovery.Max() > s.Bound() {
+			slowest = append(slowest, fmt.Sprintf("%s, %s: %s", c.Fault, c.Point, seconds(recovery.Max())))
+		}
+		say("| %s | %s | %s | %s | %s | %s | %s | %s |", c.Fault, c.Point, client, counted(c.Left), counted(c.Enders), counted(c.Endings),
+			seconds(recovery.Median()), seconds(recovery.Max()))
+		violations = append(violations, c.Violations...)
+	}
+	say("\nInvariants that did not hold: %d. Cells in which a returning client waited for longer than the bound: %d.\n", len(violations), len(slowest))
+	list(say, "Invariants that did not hold", violations)
+	list(say, "Longer than the bound", slowest)
+	return len(violations)+len(slowest) > 0
+}
+
+func list[T ~string](say func(string, ...any), title string, lines []T) {
+	if len(lines) == 0 {
+		return
+	}
+	say("%s:\n", title)
+	for _, line := range lines[:min(len(lines), 50)] {
+		say("- %s", strings.ReplaceAll(string(line), "\n", " "))
+	}
+	say("")
+}
+
+func counted(counts map[string]int) string {
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(counts)) {
+		if len(counts) == 1 {
+			return what
+		}
+		parts = append(parts, fmt.Sprintf("%d× %s", counts[what], what))
+	}
+	return strings.Join(parts, "; ")
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", max(d, 0).Seconds()) }
