@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -22,6 +24,9 @@ type merchantCreateCommand struct {
 }
 
 func (c *merchantCreateCommand) Run(ctx context.Context, stdout io.Writer) error {
+	if length := utf8.RuneCountInString(c.Name); length < 1 || length > 255 {
+		return errors.New("a merchant's name has 1 to 255 characters")
+	}
 	return withPool(ctx, c.databaseSettings, func(pool *postgres.Pool) error {
 		id, apiKey, err := payments.NewMerchants(pool, false).Create(ctx, c.Name)
 		if err != nil {

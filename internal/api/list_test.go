@@ -118,7 +118,7 @@ func TestList(t *testing.T) {
 				"/v1/orders?limit=0":                     {"/query/limit too_small"},
 				"/v1/orders?limit=-1":                    {"/query/limit too_small"},
 				"/v1/orders?limit=101":                   {"/query/limit too_large"},
-				"/v1/orders?limit=99999999999999999999":  {"/query/limit invalid"},
+				"/v1/orders?limit=99999999999999999999":  {"/query/limit too_large"},
 				"/v1/orders?limit=ten":                   {"/query/limit invalid"},
 				"/v1/orders?limit=%2B5":                  {"/query/limit invalid"},
 				"/v1/orders?limit=05":                    {"/query/limit invalid"},

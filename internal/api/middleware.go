@@ -185,24 +185,38 @@ var mayBeEmpty = map[string]bool{
 	"/v1/payments/:id/refunds": true,
 }
 
-// readBody judges media type and size, in this order, and reads the body whole. It is small, and nothing is claimed for a request that
-// has not arrived.
+// readBody judges media type and size, in this order, and reads the body whole: it is small. A body that does not arrive is told of when it
+// is the JSON's turn, see readObject.
 func (s *Server) readBody(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		request := c.Request()
-		body, readErr := io.ReadAll(http.MaxBytesReader(c.Response(), request.Body, maxBodyBytes))
-		if absent := len(body) == 0 && readErr == nil; absent && mayBeEmpty[c.Path()] {
-			body = []byte("{}")
+		if request.ContentLength > maxBodyBytes {
+			// It says so itself, and is not invited to send it. Without the close net/http would wait for it all the same.
+			c.Response().Header().Set(echo.HeaderConnection, "close")
+			if err := checkMediaType(request.Header); err != nil {
+				return err
+			}
+			return errContentTooLarge
+		}
+		state := stateOf(c)
+		state.body, state.bodyErr = io.ReadAll(http.MaxBytesReader(c.Response(), request.Body, maxBodyBytes))
+		if absent := len(state.body) == 0 && state.bodyErr == nil; absent && mayBeEmpty[c.Path()] {
+			state.body = []byte("{}")
 		} else if err := checkMediaType(request.Header); err != nil {
 			return err
 		}
-		if _, tooLarge := errors.AsType[*http.MaxBytesError](readErr); tooLarge {
+		if _, tooLarge := errors.AsType[*http.MaxBytesError](state.bodyErr); tooLarge {
 			return errContentTooLarge
 		}
-		if readErr != nil {
-			return fmt.Errorf("%w: %w", malformed("The body has not arrived whole."), readErr)
-		}
-		stateOf(c).body = body
 		return next(c)
 	}
+}
+
+// readObject is where the JSON of a request is judged. Nothing is claimed for a request that has not arrived whole.
+func readObject(c echo.Context) (jsonObject, error) {
+	state := stateOf(c)
+	if state.bodyErr != nil {
+		return nil, fmt.Errorf("%w: %w", malformed("The body has not arrived whole."), state.bodyErr)
+	}
+	return readStrictJSON(state.body)
 }

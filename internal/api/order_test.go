@@ -120,16 +120,18 @@ func TestCancelOfAnOrder(t *testing.T) {
 		}},
 		{"TwinsCancelOnceAndAllAreTold", func(t *testing.T) {
 			w := setup(t, options{})
-			servicetest.Rounds(t, 20, func(int) error {
-				order, key := w.NewOrder(), w.NewKey()
+			orders := w.NewOrders(20)
+			servicetest.Rounds(t, len(orders), func(i int) error {
+				order, key := orders[i], w.NewKey()
 				return exactly(servicetest.Race(6, func(int) answer { return cancel(w.Client, order, key) }),
 					map[string]int{"200 fresh": 1, "200 replay": 5})
 			})
 		}},
 		{"NeverCancelsWhatIsPaid", func(t *testing.T) {
 			w := setup(t, options{})
-			servicetest.Rounds(t, 300, func(int) error {
-				order := w.NewOrder()
+			orders := w.NewOrders(300)
+			servicetest.Rounds(t, len(orders), func(i int) error {
+				order := orders[i]
 				answers := servicetest.Race(2, func(i int) answer {
 					if i == 0 {
 						return w.Pay(order, w.NewKey(), "pm_ok")

@@ -10,7 +10,7 @@ import (
 
 // CreateOrder implements POST /v1/orders.
 func (s *Server) CreateOrder(c echo.Context) error {
-	object, err := readStrictJSON(stateOf(c).body)
+	object, err := readObject(c)
 	if err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (s *Server) CreateOrder(c echo.Context) error {
 
 // CancelOrder implements POST /v1/orders/{id}/cancel.
 func (s *Server) CancelOrder(c echo.Context, id OrderID) error {
-	object, err := readStrictJSON(stateOf(c).body)
+	object, err := readObject(c)
 	if err != nil {
 		return err
 	}

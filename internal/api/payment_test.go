@@ -82,9 +82,9 @@ func TestPaymentOfAnOrder(t *testing.T) {
 		}},
 		{"TwoKeysAtTheSameMomentChargeOnce", func(t *testing.T) {
 			w := setup(t, options{})
-			servicetest.Rounds(t, 50, func(int) error {
-				order := w.NewOrder()
-				counts := servicetest.Count(servicetest.Race(4, func(int) answer { return w.Pay(order, w.NewKey(), "pm_ok") }))
+			orders := w.NewOrders(50)
+			servicetest.Rounds(t, len(orders), func(i int) error {
+				counts := servicetest.Count(servicetest.Race(4, func(int) answer { return w.Pay(orders[i], w.NewKey(), "pm_ok") }))
 				if counts["201 fresh"] != 1 || counts["409 order-payment-in-progress"]+counts["409 order-not-open"] != 3 {
 					return fmt.Errorf("not once: %v", counts)
 				}
@@ -192,10 +192,7 @@ func sameMeaning(t *testing.T) {
 
 func holdsNoConnection(t *testing.T) {
 	w := setup(t, options{DBMaxConns: 2, Background: true})
-	orders := make([]string, 20)
-	for i := range orders {
-		orders[i] = w.NewOrder()
-	}
+	orders := w.NewOrders(20)
 	gateway := w.Gateway.HoldBefore(servicetest.PostCharge, len(orders))
 	paid := servicetest.Go(func() []answer {
 		return servicetest.Race(len(orders), func(i int) answer { return w.Pay(orders[i], "pay-"+orders[i], "pm_ok") })
@@ -254,7 +251,7 @@ func nobodyDeadlocks(t *testing.T) {
 	o := options{LeaseTTL: 600 * time.Millisecond, ReapInterval: 100 * time.Millisecond, ReapAfter: time.Minute, Background: true}
 	w := setup(t, o)
 	clients := []*client{w.Client, w.NewReplica(o).As(w.Merchant)}
-	const orders, rounds = 4, 15
+	const orders, rounds = 4, 10
 	var group sync.WaitGroup
 	statuses := map[int]int{}
 	var mu sync.Mutex
@@ -264,11 +261,7 @@ func nobodyDeadlocks(t *testing.T) {
 		statuses[a.Status]++
 	}
 	for round := range rounds {
-		ids := make([]string, orders)
-		for i := range ids {
-			ids[i] = w.NewOrder()
-		}
-		for i, id := range ids {
+		for i, id := range w.NewOrders(orders) {
 			for n := range 6 {
 				group.Go(func() {
 					c := clients[n%2]

@@ -10,7 +10,7 @@ import (
 
 // CreatePayment implements POST /v1/payments.
 func (s *Server) CreatePayment(c echo.Context) error {
-	object, err := readStrictJSON(stateOf(c).body)
+	object, err := readObject(c)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -40,6 +41,8 @@ func (q *query) page(limit, cursor *string) payments.Page {
 	if limit != nil {
 		value, err := strconv.Atoi(*limit)
 		switch {
+		case errors.Is(err, strconv.ErrRange) && value > 0:
+			q.fault("limit", faultTooLarge, fmt.Sprintf("This must be at most %d.", maxLimit))
 		case err != nil || strconv.Itoa(value) != *limit:
 			q.fault("limit", faultInvalid, "This must be an integer.")
 		case value < 1:

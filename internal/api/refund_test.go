@@ -47,8 +47,9 @@ func TestRefundOfAPayment(t *testing.T) {
 		}},
 		{"RefundsNeverExceedThePaymentUnderAnyConcurrency", func(t *testing.T) {
 			w := setup(t, options{})
-			servicetest.Rounds(t, 100, func(int) error {
-				id := w.NewPayment("pm_ok")
+			orders := w.NewOrders(100)
+			servicetest.Rounds(t, len(orders), func(i int) error {
+				id := w.Pay(orders[i], w.NewKey(), "pm_ok").Member("id")
 				return exactly(servicetest.Race(4, func(int) answer { return refundOf(w.Client, id, w.NewKey(), `{"amount":800}`) }),
 					map[string]int{"201 fresh": 2, "409 refund-exceeds-payment": 2})
 			})
@@ -75,8 +76,9 @@ func TestRefundOfAPayment(t *testing.T) {
 		}},
 		{"OneOfManyThatTakeTheRestGetsIt", func(t *testing.T) {
 			w := setup(t, options{})
-			servicetest.Rounds(t, 30, func(int) error {
-				id := w.NewPayment("pm_ok")
+			orders := w.NewOrders(30)
+			servicetest.Rounds(t, len(orders), func(i int) error {
+				id := w.Pay(orders[i], w.NewKey(), "pm_ok").Member("id")
 				counts := servicetest.Count(servicetest.Race(4, func(i int) answer {
 					return refundOf(w.Client, id, w.NewKey(), []string{"", `{"amount":1000}`}[i%2])
 				}))

@@ -10,7 +10,7 @@ import (
 
 // CreateRefund implements POST /v1/payments/{id}/refunds.
 func (s *Server) CreateRefund(c echo.Context, id PaymentID) error {
-	object, err := readStrictJSON(stateOf(c).body)
+	object, err := readObject(c)
 	if err != nil {
 		return err
 	}

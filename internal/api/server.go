@@ -96,6 +96,7 @@ type requestState struct {
 	key        idempotency.Key
 	prefer     preferences
 	body       []byte
+	bodyErr    error              // why the body has not arrived whole
 	report     idempotency.Report // what became of the claim
 }
 

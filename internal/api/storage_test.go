@@ -48,7 +48,7 @@ func (s story) noConnection(t *testing.T) {
 	w := setup(t, options{})
 	req := s.new(w.Client, "ok")
 	// A pool of one, and somebody has it.
-	narrow := w.NewReplica(options{DBMaxConns: 2, AcquireTimeout: 500 * time.Millisecond})
+	narrow := w.NewReplica(options{DBMaxConns: 2, AcquireTimeout: 2 * time.Second})
 	c := narrow.As(w.Merchant)
 	c.Do("GET", "/v1/orders", "", "").Is(200)
 	taken := narrow.Queries.HoldBefore("OrderList", 1)

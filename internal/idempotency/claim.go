@@ -84,10 +84,12 @@ type Record struct {
 	Mode             Mode
 	State            State
 	Attempt          int32
+	RequestID        string        // the request that the answer will be, or was, made for
 	Holder           string        // who has, or had, the lease
 	LeaseID          uuid.UUID     // zero when the lease was released
 	LeaseLeft        time.Duration // by the database's clock; not positive when stale
 	OutcomeUncertain bool
+	TraceParent      *string   // of the request that RequestID names
 	StartedAt        time.Time // of the claim
 	Expired          bool
 
@@ -112,9 +114,11 @@ func Get(ctx context.Context, db dbsqlc.DBTX, merchantID uuid.UUID, key Key) (Re
 		Mode:             Mode(row.Mode),
 		State:            State(row.State),
 		Attempt:          row.Attempt,
+		RequestID:        row.RequestID,
 		Holder:           row.Holder,
 		LeaseLeft:        row.LeaseLeft,
 		OutcomeUncertain: row.OutcomeUncertain,
+		TraceParent:      row.Traceparent,
 		StartedAt:        row.CreatedAt,
 		Expired:          row.Expired,
 		recipe:           row.Recipe,

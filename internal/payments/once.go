@@ -116,7 +116,8 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 				s.decided(claim, idempotency.ClaimReplayed, Subject{Path: record.ResourcePath})
 			}
 			answer := record.Answer()
-			answer.Waited = waited
+			// Whoever would wait for what goes on in the background has what it wished for, even if it came at once.
+			answer.Waited = waited || wait != nil && record.Mode == idempotency.ModeAsync
 			return answer, nil
 		}
 
@@ -139,6 +140,7 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 			s.decided(claim, result, a.story.subject())
 			answer, err := s.begin(ctx, record.Mode, a)
 			if record.Mode == idempotency.ModeSync || !a.history.resumed {
+				answer.Waited = waited
 				return answer, err
 			}
 			// The attempt goes on in the background, and this request is from here on one that meets it there, like any other.
@@ -189,6 +191,10 @@ func (s *Service) resume(ctx context.Context, claim idempotency.Claim, record id
 	stored, err := own.load(ctx, record.ResourceID)
 	if err != nil {
 		return attempt{}, false, err
+	}
+	if record.Mode == idempotency.ModeAsync {
+		// This request gets a 202. The answer to come is still that of the one which claimed the key.
+		claim.RequestID, claim.TraceParent = record.RequestID, record.TraceParent
 	}
 	a := attempt{lease: lease, requestID: claim.RequestID, story: stored}
 	a.lease.Attempt = record.Attempt

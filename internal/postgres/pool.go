@@ -84,8 +84,21 @@ func setDefault(params map[string]string, name, value string) {
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// Close waits until all connections have come back.
-func (p *Pool) Close() { p.pool.Close() }
+// closeTimeout is how long a server may take to say goodbye. One that is frozen never does, and the process has to end.
+const closeTimeout = 2 * time.Second
+
+// Close waits until all connections have come back and are closed, but not longer than two seconds.
+func (p *Pool) Close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		p.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeTimeout):
+	}
+}
 
 // Stat is a snapshot of the pool.
 func (p *Pool) Stat() *pgxpool.Stat { return p.pool.Stat() }

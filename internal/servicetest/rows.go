@@ -49,6 +49,23 @@ func (w *World) HasKey(key string) bool {
 	return w.Rows("idempotency_keys WHERE merchant_id = $1 AND key = $2", w.Merchant.ID, key) == 1
 }
 
+// NewOrders puts n open orders of the first merchant into the database, as [Client.NewOrder] would have, and returns their ids.
+func (w *World) NewOrders(n int) []string {
+	w.t.Helper()
+	rows, err := w.DB.Query(w.t.Context(), `
+		INSERT INTO orders (merchant_id, id, status, amount, currency, metadata, created_at)
+		SELECT $1, gen_random_uuid(), 'open', 1999, 'EUR', '{}', now() FROM generate_series(1, $2)
+		RETURNING id::text`, w.Merchant.ID, n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return ids
+}
+
 // Rows counts the rows of what follows FROM.
 func (w *World) Rows(from string, args ...any) (n int) {
 	w.t.Helper()
