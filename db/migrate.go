@@ -147,8 +147,7 @@ func run(ctx context.Context, databaseURL, what string, apply func(*migrate.Migr
 
 // explain adds what an operator needs to know to the two endings that the library reports in its own words.
 func explain(err error) error {
-	var dirty migrate.ErrDirty
-	if errors.As(err, &dirty) {
+	if dirty, ok := errors.AsType[migrate.ErrDirty](err); ok {
 		return fmt.Errorf("migration %d failed half way and was rolled back; look at the schema, then set the version by hand: %w", dirty.Version, err)
 	}
 	if errors.Is(err, migrate.ErrLockTimeout) || strings.Contains(err.Error(), "SQLSTATE 55P03") { // lock_not_available; the library does not wrap

@@ -116,7 +116,7 @@ func (p *process) stop(hurry bool) error {
 		select {
 		case <-p.exited:
 			if i > 0 || p.err != nil {
-				return fmt.Errorf("postgres did not shut down in order (last signal: %v): %v", step.signal, p.err)
+				return fmt.Errorf("postgres did not shut down in order (last signal: %v): %v", step.signal, p.err) //nolint:errorlint // p.err may be nil
 			}
 			return nil
 		case <-time.After(step.timeout):

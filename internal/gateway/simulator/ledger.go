@@ -148,7 +148,7 @@ func (l *ledger) write(lines []byte) error {
 func (l *ledger) close() error {
 	l.disk.Lock()
 	defer l.disk.Unlock()
-	if l.broken == os.ErrClosed {
+	if errors.Is(l.broken, os.ErrClosed) {
 		return nil // already
 	}
 	l.broken = os.ErrClosed
