@@ -43,3 +43,15 @@ verify: ## Prove that generated code, queries, formatting and modules are in ord
 	test -z "$$(gofmt -l .)"
 	go mod tidy -diff
 	go vet ./...
+
+.PHONY: lint
+lint: ## Lint, and hold the arrows between the rooms
+	go tool -modfile=tools/lint/go.mod golangci-lint run
+
+.PHONY: image
+image: ## Build the container image with buildah; docker build does the same
+	deploy/image/build
+
+.PHONY: test-deploy
+test-deploy: ## Test what is deployed; needs Debian's prometheus, docker-compose, pgbouncer, buildah and busybox-static, and root
+	TEST_DEPLOY=1 go test -count=1 ./deploy/...
