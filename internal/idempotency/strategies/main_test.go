@@ -19,6 +19,7 @@ func TestMain(m *testing.M) {
 		_ = server.Stop()
 	}
 	if code == 0 {
+		pays.Wait()
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1

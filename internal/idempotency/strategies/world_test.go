@@ -208,13 +208,17 @@ type paid struct {
 	err    error
 }
 
+// pays are those under way. One whose process has died, as far as a test can have a process die, goes on for some seconds and changes
+// nothing; TestMain waits for it.
+var pays sync.WaitGroup
+
 // start starts a Pay.
 func (p *process) start(req payments.NewPayment) chan paid {
 	ended := make(chan paid, 1)
-	go func() {
+	pays.Go(func() {
 		answer, err := p.Pay(context.Background(), req)
 		ended <- paid{answer, err}
-	}()
+	})
 	return ended
 }
 
