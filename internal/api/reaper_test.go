@@ -207,6 +207,15 @@ func (s story) reaperBacksOff(t *testing.T) {
 	s.reap(t, w, other, endings{payments.ReapUnclear: 1})
 	require.InDelta(t, 50, w.Key(req.key).NextLookIn.Seconds(), 3)
 
+	// The same where it is the cancel that fails.
+	w.MoveBack(req.key, time.Hour)
+	seen := w.Gateway.On(s.get, 1, servicetest.Answers(404, `{"error":"never_seen"}`))
+	cancels := w.Gateway.On(s.cancel, 1, servicetest.Answers(502, "<html>"))
+	s.reap(t, w, other, endings{payments.ReapUnclear: 1})
+	require.InDelta(t, 50, w.Key(req.key).NextLookIn.Seconds(), 3)
+	seen()
+	cancels()
+
 	// `payments reap --once` does not wait.
 	got, err := other.Reaper.RunAll(t.Context())
 	require.NoError(t, err)

@@ -27,6 +27,7 @@ func preferFacts(s story) []fact {
 		{"MalformedWaitIsIgnored", s.malformedWait},
 		{"WaitIsNotAppliedToAFirstRequest", s.firstDoesNotWait},
 		{"WaiterTakesOverWhatHasBecomeStale", s.waiterTakesOver},
+		{"WaiterInTheSameProcessIsWokenByItsNeighbour", s.wokenByNeighbour},
 		{"WaiterOnAnotherReplicaLearnsTheAnswerByTheNextPoll", s.waitsOnAnotherReplica},
 		{"WaitingHoldsNoConnection", s.waitingHoldsNoConnection},
 
@@ -132,6 +133,18 @@ func (s story) waiterTakesOver(t *testing.T) {
 	w.Queries.Before("IdempotencyKeyTakeOver", 1, func(*pgxConn) { gives() })
 	asking.Release()
 	require.Equal(t, s.id(first().Is(503, "gateway-unavailable")), s.id(waiter().Is(201).Fresh()))
+}
+
+func (s story) wokenByNeighbour(t *testing.T) {
+	w := setup(t, options{Background: true})
+	// The poller is stuck, which also tells that there is somebody to poll for.
+	poll := w.Queries.HoldBefore("IdempotencyKeyPoll", 1)
+	req, first, release := s.inFlight(w)
+	waiter := servicetest.Go(func() answer { return req.from(w.Client, "Prefer: wait=20") })
+	poll.Arrived()
+	release()
+	waiter().Same(first().Is(201)).Replayed().Has("Preference-Applied", "wait=20")
+	poll.Release()
 }
 
 func (s story) waitsOnAnotherReplica(t *testing.T) {
