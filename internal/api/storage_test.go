@@ -20,6 +20,7 @@ func storageFacts(s story) []fact {
 		{"NoConnectionWithinTheLimitIs503AndTheGatewayIsNotCalled", s.noConnection},
 		{"RecordIsTriedAgainUntilTheDatabaseIsBack", s.recordIsTriedAgain},
 		{"RecordOutlivesTheEndOfItsSession", s.recordOutlivesItsSession},
+		{"LeaseIsRenewedWhileTheRecordIsTriedAgain", s.recordKeepsItsLease},
 		{"DatabaseAwayAtTheRecordIs503UnknownAfterFiveSeconds", s.databaseAwayAtRecord},
 		{"LostAnswerToTheClaimIsNoLostClaim", s.lostAnswerToClaim},
 		{"LostAnswerToTheRecordIsNoLostRecord", s.lostAnswerToRecord},
@@ -99,6 +100,22 @@ func (s story) recordOutlivesItsSession(t *testing.T) {
 	a := first().Is(201).Fresh()
 	req.from(w.Client).Same(a).Replayed()
 	s.once(t, w)
+}
+
+func (s story) recordKeepsItsLease(t *testing.T) {
+	w := setup(t, options{LeaseTTL: 1500 * time.Millisecond, Background: true})
+	req := s.new(w.Client, "ok")
+	// A lock that cannot be had: the record is refused for now, and nothing else is.
+	mend := w.Breaks("INSERT", "events", "55P03")
+	first := servicetest.Go(func() answer { return req.from(w.Client) })
+	w.Eventually("the lease of the claim would have ended", func() bool {
+		return w.Rows("idempotency_keys WHERE key = $1 AND clock_timestamp() > created_at + $2::interval", req.key, 1600*time.Millisecond) == 1
+	})
+	req.from(w.Client).Is(409, "idempotency-in-progress")
+	require.Greater(t, w.Queries.Count(s.statement("Record")), 1)
+	mend()
+	first().Is(201).Fresh()
+	require.Equal(t, 1, w.Key(req.key).Attempt)
 }
 
 func (s story) databaseAwayAtRecord(t *testing.T) {

@@ -142,8 +142,10 @@ func (s story) wokenByNeighbour(t *testing.T) {
 	req, first, release := s.inFlight(w)
 	waiter := servicetest.Go(func() answer { return req.from(w.Client, "Prefer: wait=20") })
 	poll.Arrived()
+	released := time.Now()
 	release()
 	waiter().Same(first().Is(201)).Replayed().Has("Preference-Applied", "wait=20")
+	require.Less(t, time.Since(released), 15*time.Second, "nobody woke it, and it has waited to its end")
 	poll.Release()
 }
 

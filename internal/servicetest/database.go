@@ -63,8 +63,14 @@ func empty(ctx context.Context, db *pgxpool.Pool) error {
 	// As a replica, nobody asks for triggers or foreign keys.
 	_, err := db.Exec(ctx, `
 		SET session_replication_role = replica;
-		DELETE FROM events; DELETE FROM refunds; DELETE FROM payments; DELETE FROM orders; DELETE FROM idempotency_keys;
-		DELETE FROM api_keys; DELETE FROM merchants;
+		DO $$
+		DECLARE
+			name regclass;
+		BEGIN
+			FOR name IN SELECT oid FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'schema_migrations' LOOP
+				EXECUTE format('DELETE FROM %s', name);
+			END LOOP;
+		END $$;
 		RESET session_replication_role`)
 	return err
 }

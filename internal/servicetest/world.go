@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"testing"
@@ -300,7 +301,8 @@ func await(t testing.TB, what string, signal <-chan struct{}) {
 func (w *World) Context() context.Context { return w.t.Context() }
 
 // MoreAtOnce lets more tests run at the same time than there are processors, unless the command line says how many: most of them wait for
-// a disk or a timer most of the time. It belongs before the tests run.
+// a disk or a timer most of the time. It also spends memory, of which there is enough, to collect garbage less often. It belongs before
+// the tests run.
 func MoreAtOnce() {
 	flag.Parse()
 	told := false
@@ -308,6 +310,7 @@ func MoreAtOnce() {
 	if !told {
 		_ = flag.Set("test.parallel", strconv.Itoa(3*runtime.GOMAXPROCS(0)))
 	}
+	debug.SetGCPercent(400)
 }
 
 // Shutdown ends the replica's HTTP server as serve does.
