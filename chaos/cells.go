@@ -6,6 +6,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -247,13 +248,23 @@ func (w *World) cell(ctx context.Context, b *book, r *CellResult) error {
 	first, leave := context.WithCancel(ctx)
 	defer leave()
 	firstCall := make(chan struct{})
+	var struck atomic.Bool
 	victim, release, err := p.reach(ctx, w, o, func() {
 		o.started = time.Now()
-		go func() { defer close(firstCall); w.send(first, o, victimIs, "") }()
+		go func() {
+			defer close(firstCall)
+			for range 20 {
+				// What the round before has broken is not this one's fault: a pooled connection is found dead by using it.
+				if c := w.send(first, o, victimIs, ""); c.slug != "storage-unavailable" || c.resource != "" || struck.Load() {
+					return
+				}
+			}
+		}()
 	})
 	if err != nil {
 		return err
 	}
+	struck.Store(true)
 	fault := w.fault(r.Fault)
 	mend, err := fault.begin(ctx, w, victim)
 	if err != nil {

@@ -20,7 +20,7 @@ func Write(run *Report, cells []CellResult, s Settings) (text string, violated b
 	say("bound on a client's wait, from the moment service, database and gateway are all up, is `LEASE_TTL` + the repeat's interval + two gateway")
 	say("latencies + 1 s = **%s**.\n", s.Bound())
 	if run != nil {
-		violated = writeRun(say, run, s) || violated
+		violated = writeRun(say, "Mixed faults", run, s) || violated
 	}
 	if len(cells) > 0 {
 		violated = writeCells(say, cells, s) || violated
@@ -38,12 +38,12 @@ func WriteFailover(r *FailoverReport, s Settings) (text string, violated bool) {
 	say("`DATABASE_URL`, with `target_session_attrs=read-write`. Afterwards the dead node comes back as the standby.\n")
 	say("From the kill to the first payment that was asked for after it and has got its 201: **%s**. Acknowledged payments lost, charges made", seconds(r.FirstAnswer))
 	say("twice, and other invariants that did not hold: **%d**.\n", len(r.Violations))
-	violated = writeRun(say, &r.Report, s)
+	violated = writeRun(say, "The customers", &r.Report, s)
 	return b.String(), violated || r.FirstAnswer == 0
 }
 
-func writeRun(say func(string, ...any), r *Report, s Settings) (violated bool) {
-	say("## Mixed faults\n")
+func writeRun(say func(string, ...any), title string, r *Report, s Settings) (violated bool) {
+	say("## %s\n", title)
 	between := ""
 	if r.World.PgBouncer {
 		between = ", PgBouncer in transaction mode"
@@ -59,7 +59,7 @@ func writeRun(say func(string, ...any), r *Report, s Settings) (violated bool) {
 	for _, recovery := range r.Recoveries {
 		times += recovery.Times
 	}
-	say("Seed %d, %s of shopping, %d replicas%s%s, %g customers per second, %d times a fault or two at once.\n",
+	say("Seed %d, %s of shopping, %d replicas%s%s, %g customers per second; a fault, or two at once, struck %d times, counted singly.\n",
 		r.Options.Seed, time.Duration(r.Options.Minutes*float64(time.Minute)), r.World.Replicas, clocks, between, r.Options.Rate, times)
 	say("| | |\n|---|---|")
 	say("| payments asked for (keys) | %d |", r.Operations["payment"])

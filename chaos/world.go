@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -56,6 +57,7 @@ type Options struct {
 type World struct {
 	Options
 	dir        string
+	lock       *os.File
 	database   *database
 	databaseIn *link // where PgBouncer finds the database
 	pgbouncer  *process
@@ -100,7 +102,12 @@ func Tree() string {
 
 // NewWorld starts everything and returns when all replicas are ready. Close ends it.
 func NewWorld(ctx context.Context, options Options) (_ *World, err error) {
-	dir, err := os.MkdirTemp("", "payments-chaos-")
+	sweep()
+	dir, err := os.MkdirTemp("", dirPrefix)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +115,7 @@ func NewWorld(ctx context.Context, options Options) (_ *World, err error) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return nil, err
 	}
-	w := &World{Options: options, dir: dir, clients: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500, DisableCompression: true}}}
+	w := &World{Options: options, dir: dir, lock: lock, clients: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500, DisableCompression: true}}}
 	defer func() {
 		if err != nil {
 			w.Close()
@@ -383,7 +390,46 @@ func (w *World) Close() {
 	if os.Getenv("CHAOS_KEEP") == "" {
 		_ = os.RemoveAll(w.dir)
 	} else {
-		fmt.Fprintf(w.Log, "kept: %s\n", w.dir)
+		kept := w.dir + ".kept"
+		_ = os.Rename(w.dir, kept)
+		fmt.Fprintf(w.Log, "kept: %s\n", kept)
+	}
+	_ = w.lock.Close()
+}
+
+const dirPrefix = "payments-chaos-world-"
+
+// lockDir marks a world's directory as that of a living process.
+func lockDir(dir string) (*os.File, error) {
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
+}
+
+// sweep deletes what harnesses that were killed have left behind: their children have died with them, but a mounted disk stays. A younger
+// directory may belong to a process that has made it and not yet locked it.
+func sweep() {
+	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPrefix+"*"))
+	for _, dir := range dirs {
+		info, err := os.Lstat(dir)
+		if err != nil || !info.IsDir() || time.Since(info.ModTime()) < time.Minute || strings.HasSuffix(dir, ".kept") {
+			continue
+		}
+		if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Geteuid() {
+			continue // Anybody may write into the temporary directory, so a name alone proves nothing.
+		}
+		lock, err := lockDir(dir)
+		if err != nil {
+			continue
+		}
+		_ = syscall.Unmount(filepath.Join(dir, "database"), syscall.MNT_DETACH) // The one error is that nothing is mounted there.
+		_ = os.RemoveAll(dir)
+		_ = lock.Close()
 	}
 }
 
