@@ -10,15 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.37.0"
 )
 
-// tracing is off, and then costs nothing, unless OTEL_EXPORTER_OTLP_ENDPOINT says where traces go. The exporter reads that and the other
-// OTEL_ variables by itself.
+// tracing is off, and then costs nothing, unless OTEL_EXPORTER_OTLP_ENDPOINT says where traces go. Which other OTEL_ variables count is said
+// in otlp.go; the resource's are OpenTelemetry's own to read.
 type tracing struct {
 	provider *sdktrace.TracerProvider // nil: off
 }
@@ -27,9 +27,13 @@ func startTracing(ctx context.Context) (tracing, error) {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" {
 		return tracing{}, nil
 	}
-	exporter, err := otlptracehttp.New(ctx)
+	client, err := newOTLPClient()
 	if err != nil {
-		return tracing{}, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT: %w", err)
+		return tracing{}, err
+	}
+	exporter, err := otlptrace.New(ctx, client)
+	if err != nil {
+		return tracing{}, fmt.Errorf("start sending traces: %w", err)
 	}
 	described, err := resource.New(ctx, resource.WithAttributes(semconv.ServiceName("payments"), semconv.ServiceVersion(version())), resource.WithFromEnv())
 	if err != nil {
