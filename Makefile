@@ -48,6 +48,21 @@ verify: ## Prove that generated code, queries, formatting and modules are in ord
 lint: ## Lint, and hold the arrows between the rooms
 	go tool -modfile=tools/lint/go.mod golangci-lint run
 
+# The database of vulnerabilities as a module: as old as this version, and to be had wherever modules are.
+VULNDB := v0.0.0-20261105234957-e22db6528018
+VULNCHECK := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
+
+.PHONY: vulncheck
+vulncheck: bin/vulndb-$(VULNDB) ## Look for known vulnerabilities in what the service calls
+	$(VULNCHECK) -format json -db file://$(CURDIR)/$< ./... > bin/vulnerabilities.json
+	go -C tools run ./vulncheck < bin/vulnerabilities.json
+
+bin/vulndb-$(VULNDB):
+	mkdir -p bin && rm -rf $@.part
+	go mod download golang.org/x/vulndb@$(VULNDB)
+	go run golang.org/x/vulndb/cmd/indexdb@$(VULNDB) -vulns "$$(go env GOMODCACHE)/golang.org/x/vulndb@$(VULNDB)/data/osv" -out $@.part
+	mv $@.part $@
+
 .PHONY: image
 image: ## Build the container image with buildah; docker build does the same
 	deploy/image/build
