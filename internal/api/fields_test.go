@@ -3,6 +3,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"unicode"
@@ -42,9 +43,7 @@ func paymentBody(changes map[string]string) string {
 	members := map[string]string{
 		"order_id": `"0198c2f0-7f3e-7c1a-9a53-5f0f5f2b1c11"`, "amount": "1000", "currency": `"EUR"`, "payment_method": `"pm_ok"`,
 	}
-	for name, value := range changes {
-		members[name] = value
-	}
+	maps.Copy(members, changes)
 	var list []string
 	for name, value := range members {
 		if value != "" {

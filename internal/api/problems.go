@@ -1,6 +1,7 @@
 package api
 
 import (
+	"maps"
 	"net/http"
 
 	"github.com/labstack/echo/v4"
@@ -126,9 +127,7 @@ const policyLink = `</docs/idempotency>; rel="describedby"`
 // write sends the problem.
 func (p problem) write(c echo.Context, publicURL string) error {
 	header := c.Response().Header()
-	for name, values := range p.header {
-		header[name] = values
-	}
+	maps.Copy(header, p.header)
 	if p.link {
 		header.Set("Link", policyLink)
 	}

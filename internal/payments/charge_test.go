@@ -165,8 +165,7 @@ func TestCharge(t *testing.T) {
 type worldGateway struct {
 	t         *rapid.T
 	charged   bool
-	underWay  bool // a request that somebody gave up may still arrive
-	attempt   int
+	underWay  bool   // a request that somebody gave up may still arrive
 	first     string // what the present attempt began with
 	exchanges int
 }

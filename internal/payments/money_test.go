@@ -14,7 +14,7 @@ func TestCurrencyActive(t *testing.T) {
 
 	assert := func(t *testing.T, want bool, codes string) {
 		t.Helper()
-		for _, code := range strings.Fields(codes) {
+		for code := range strings.FieldsSeq(codes) {
 			require.Equal(t, want, CurrencyActive(code), code)
 		}
 	}

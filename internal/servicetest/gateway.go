@@ -139,8 +139,8 @@ func (g *Gateway) handlerFor(route string) Handler {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.calls[route]++
-	for i := len(g.rules) - 1; i >= 0; i-- {
-		if rule := g.rules[i]; rule.route == route && rule.left > 0 {
+	for _, rule := range slices.Backward(g.rules) {
+		if rule.route == route && rule.left > 0 {
 			rule.left--
 			return rule.handler
 		}

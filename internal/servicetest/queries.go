@@ -2,6 +2,7 @@ package servicetest
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -125,8 +126,6 @@ func (q *Queries) SQL() map[string]string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	texts := make(map[string]string, len(q.sql))
-	for name, sql := range q.sql {
-		texts[name] = sql
-	}
+	maps.Copy(texts, q.sql)
 	return texts
 }

@@ -59,7 +59,7 @@ func Start(ctx context.Context) (*Server, error) {
 		return nil, fmt.Errorf("%s --version: %w", binary, err)
 	}
 	s.source = "redis-server"
-	for _, field := range strings.Fields(string(version)) {
+	for field := range strings.FieldsSeq(string(version)) {
 		if v, ok := strings.CutPrefix(field, "v="); ok {
 			s.source += " " + v
 		}
