@@ -86,7 +86,7 @@ type round struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// trips are the round trips of those requests that prepared no statement on the way.
+// trips are the round trips of requests.
 type trips struct{ requests, postgres, redis int }
 
 // connections are those that were out of the pool at a moment.
@@ -259,9 +259,6 @@ func (m *measurement) record(t *trace, whole time.Duration, answer idempotency.A
 		}
 	} else {
 		m.claimLoser.record(whole)
-	}
-	if t.prepared > 0 {
-		return
 	}
 	side := &m.losers
 	if f == fatePaid {

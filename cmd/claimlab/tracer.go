@@ -18,9 +18,8 @@ import (
 type trace struct {
 	due       time.Time     // when it should have begun; in a closed loop, when it did
 	claimed   time.Duration // from due to the call of the gateway; 0 if it did not come to that
-	postgres  int           // round trips
+	postgres  int           // round trips, those not counted that prepare a statement, once for each connection
 	redis     int
-	prepared  int // statements prepared on the way, which a warm connection does not do
 	held      int // connections held now
 	heldThere int // connections held when the gateway was called
 }
@@ -89,17 +88,6 @@ func (t *tracer) endIdle(conn *pgx.Conn) {
 	if since, ok := t.idle[conn]; ok {
 		t.totals.idleInTransaction += time.Since(since)
 		delete(t.idle, conn)
-	}
-}
-
-// TracePrepareStart implements [pgx.PrepareTracer].
-func (t *tracer) TracePrepareStart(ctx context.Context, _ *pgx.Conn, _ pgx.TracePrepareStartData) context.Context {
-	return ctx
-}
-
-func (t *tracer) TracePrepareEnd(ctx context.Context, _ *pgx.Conn, data pgx.TracePrepareEndData) {
-	if !data.AlreadyPrepared {
-		traceOf(ctx).prepared++
 	}
 }
 
