@@ -24,6 +24,7 @@ type Purger struct {
 	db        dbsqlc.DBTX
 	log       *slog.Logger
 	purged    atomic.Int64
+	failed    atomic.Int64
 	lastRound atomic.Pointer[time.Time]
 }
 
@@ -32,6 +33,9 @@ func NewPurger(db dbsqlc.DBTX, log *slog.Logger) *Purger { return &Purger{db: db
 
 // Purged is how many answers were stripped.
 func (p *Purger) Purged() int64 { return p.purged.Load() }
+
+// Failed is how many batches the database has refused.
+func (p *Purger) Failed() int64 { return p.failed.Load() }
 
 // LastRound is when a batch was last finished, however small; zero if never.
 func (p *Purger) LastRound() time.Time {
@@ -43,20 +47,19 @@ func (p *Purger) LastRound() time.Time {
 
 // Run purges until ctx ends. Errors are logged and tried again.
 func (p *Purger) Run(ctx context.Context) error {
-	pause := purgeInterval
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
 		purged, err := p.RunOnce(ctx)
 		if err != nil && ctx.Err() == nil {
 			p.log.WarnContext(ctx, "purge was cut short", "error", err)
 		}
-		pause = purgeInterval
+		pause := purgeInterval
 		if purged == purgeBatch {
 			pause = purgePause
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
 		}
 	}
 }
@@ -65,6 +68,7 @@ func (p *Purger) Run(ctx context.Context) error {
 func (p *Purger) RunOnce(ctx context.Context) (int64, error) {
 	purged, err := dbsqlc.New().IdempotencyKeyPurge(ctx, p.db, purgeBatch)
 	if err != nil {
+		p.failed.Add(1)
 		return 0, err
 	}
 	now := time.Now()

@@ -69,13 +69,19 @@ func newMetrics(s *Service, registerer prometheus.Registerer) *metrics {
 	auto.NewCounterFunc(prometheus.CounterOpts{
 		Name: "payments_purged_answers_total", Help: "Stored answers stripped after their retention.",
 	}, func() float64 { return float64(s.purger.Purged()) })
+	auto.NewCounterFunc(prometheus.CounterOpts{
+		Name: "payments_purge_failures_total", Help: "Batches of the purge that the database has refused.",
+	}, func() float64 { return float64(s.purger.Failed()) })
 	auto.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "payments_purge_last_round_timestamp_seconds", Help: "When the purge last finished a batch; 0 if never.",
 	}, func() float64 { return seconds(s.purger.LastRound()) })
 	if registerer != nil {
 		registerer.MustRegister(backlog{s})
 	}
-	// A counter that has never moved is there all the same, so that an alert can tell zero from absent.
+	// What has never moved is there all the same, so that an alert can tell zero from absent.
+	for _, ending := range chargeEndings {
+		m.chargeTime.WithLabelValues(ending)
+	}
 	for _, result := range idempotency.ClaimResults {
 		m.claims.WithLabelValues(string(result))
 	}
@@ -100,15 +106,22 @@ func (s *Service) decided(claim idempotency.Claim, result idempotency.ClaimResul
 	}
 }
 
+const (
+	endingNotCharged = "not_charged"
+	endingUnknown    = "unknown"
+)
+
+var chargeEndings = []string{string(OutcomeApproved), string(OutcomeDeclined), string(OutcomeCanceled), endingNotCharged, endingUnknown}
+
 // chargeEnding is the label of an attempt's ending.
 func chargeEnding(outcome Outcome, err error) string {
 	switch {
 	case err == nil:
 		return string(outcome.Status)
 	case errors.Is(err, ErrNotCharged):
-		return "not_charged"
+		return endingNotCharged
 	}
-	return "unknown"
+	return endingUnknown
 }
 
 // countedGateway counts every exchange with the gateway, and gives it a span in the trace it belongs to.

@@ -29,6 +29,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"example.com/payments/internal/api"
 	"example.com/payments/internal/gateway"
@@ -165,6 +166,7 @@ type Replica struct {
 	Reaper    *payments.Reaper
 	Pool      *postgres.Pool
 	Queries   *Queries
+	Metrics   *prometheus.Registry
 	Log       *Log
 
 	world  *World
@@ -176,7 +178,7 @@ type Replica struct {
 func (w *World) NewReplica(options Options) *Replica {
 	w.t.Helper()
 	options = options.withDefaults()
-	r := &Replica{world: w, Queries: newQueries(w.t), Log: new(Log)}
+	r := &Replica{world: w, Queries: newQueries(w.t), Metrics: prometheus.NewRegistry(), Log: new(Log)}
 	log := slog.New(slog.NewTextHandler(r.Log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 
 	address := w.DatabaseURL
@@ -209,12 +211,13 @@ func (w *World) NewReplica(options Options) *Replica {
 	r.Service = payments.New(pool, renewals, theGateway, api.Answers{PublicURL: PublicURL}, payments.Settings{
 		Holder: fmt.Sprintf("replica %d", len(w.replicas)+1), LeaseTTL: options.LeaseTTL, GatewayTimeout: options.GatewayTimeout,
 		KeyRetention: options.KeyRetention, ReapInterval: options.ReapInterval, ReapAfter: options.ReapAfter,
+		Metrics: r.Metrics,
 	}, log)
 	r.Reaper = payments.NewReaper(r.Service)
 	r.Merchants = payments.NewMerchants(pool, false)
 	r.API = api.New(api.Config{
 		Payments: r.Service, Merchants: r.Merchants, PublicURL: PublicURL, KeyRetention: options.KeyRetention,
-		RateLimit: options.RateLimit, InFlightMax: options.GatewayTimeout + payments.RecordBudget, Log: log,
+		RateLimit: options.RateLimit, InFlightMax: options.GatewayTimeout + payments.RecordBudget, Metrics: r.Metrics, Log: log,
 		Ready: func(ctx context.Context) error {
 			if _, err := pool.Exec(ctx, "SELECT 1"); err != nil {
 				return fmt.Errorf("%w: %w", payments.ErrStorageUnavailable, err)
