@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,25 +15,55 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-func TestTracing(t *testing.T) {
-	type upload struct {
-		path   string
-		header http.Header
-		traces tracepb.TracesData
-	}
-	var status atomic.Int32
-	status.Store(http.StatusOK)
-	uploads := make(chan *upload, 10)
-	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// collector takes traces as OpenTelemetry's own does.
+type collector struct {
+	url     string
+	status  atomic.Int32 // what it answers
+	uploads chan upload
+}
+
+type upload struct {
+	path   string
+	header http.Header
+	traces *tracepb.TracesData
+}
+
+func newCollector(t *testing.T) *collector {
+	t.Helper()
+	c := &collector{uploads: make(chan upload, 100)}
+	c.status.Store(http.StatusOK)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		u := &upload{path: r.URL.Path, header: r.Header}
-		if err := proto.Unmarshal(body, &u.traces); err != nil {
+		traces := new(tracepb.TracesData)
+		if err := proto.Unmarshal(body, traces); err != nil {
 			t.Error(err)
 		}
-		uploads <- u
-		w.WriteHeader(int(status.Load()))
+		c.uploads <- upload{r.URL.Path, r.Header, traces}
+		w.WriteHeader(int(c.status.Load()))
 	}))
-	defer collector.Close()
+	t.Cleanup(server.Close)
+	c.url = server.URL
+	return c
+}
+
+// spans are all that have come.
+func (c *collector) spans() (spans []*tracepb.Span) {
+	for {
+		select {
+		case u := <-c.uploads:
+			for _, resource := range u.traces.ResourceSpans {
+				for _, scope := range resource.ScopeSpans {
+					spans = append(spans, scope.Spans...)
+				}
+			}
+		default:
+			return spans
+		}
+	}
+}
+
+func TestTracing(t *testing.T) {
+	collector := newCollector(t)
 
 	t.Run("IsOffUnlessItIsSaidWhereTracesGo", func(t *testing.T) {
 		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
@@ -43,7 +75,7 @@ func TestTracing(t *testing.T) {
 	})
 
 	t.Run("ReachesTheCollectorWithItsHeaders", func(t *testing.T) {
-		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL+"/")
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url+"/")
 		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc, x-tenant = 7")
 		traces, err := startTracing(t.Context())
 		require.NoError(t, err)
@@ -51,7 +83,7 @@ func TestTracing(t *testing.T) {
 		span.End()
 		require.NoError(t, traces.stop(context.WithoutCancel(t.Context())))
 
-		u := <-uploads
+		u := <-collector.uploads
 		require.Equal(t, "/v1/traces", u.path)
 		require.Equal(t, "application/x-protobuf", u.header.Get("Content-Type"))
 		require.Equal(t, "Bearer abc", u.header.Get("Authorization"))
@@ -71,10 +103,85 @@ func TestTracing(t *testing.T) {
 	})
 
 	t.Run("SaysWhatTheCollectorHasSaid", func(t *testing.T) {
-		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
 		client, err := newOTLPClient()
 		require.NoError(t, err)
-		status.Store(http.StatusServiceUnavailable)
+		collector.status.Store(http.StatusServiceUnavailable)
 		require.ErrorContains(t, client.UploadTraces(t.Context(), nil), "503")
 	})
+}
+
+func TestTrace(t *testing.T) {
+	t.Parallel()
+	// What a client is traced by, and what its request's span has to be a child of.
+	const clientTrace, clientSpan = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+	t.Run("GoesThroughStatementsAndGatewayAndAReplayLeadsToTheOriginal", func(t *testing.T) {
+		t.Parallel()
+		b, collector := setup(t), newCollector(t)
+		s := b.ready(t, "OTEL_EXPORTER_OTLP_ENDPOINT="+collector.url)
+		i := b.intend(t, s)
+		request := b.paymentRequest(t.Context(), t, s, i)
+		request.Header.Set("Traceparent", "00-"+clientTrace+"-"+clientSpan+"-01")
+		paid := send(request)
+		require.Equal(t, http.StatusCreated, paid.status, paid)
+		require.Contains(t, b.gateway.traceparent.Load(), clientTrace, "the trace goes on at the gateway")
+		require.Equal(t, "true", b.pay(t, s, i).replayed())
+		s.signal(t, syscall.SIGTERM)
+		require.Zero(t, s.wait(t))
+
+		var requests []*tracepb.Span
+		children := map[string]*tracepb.Span{}
+		for _, span := range collector.spans() {
+			switch {
+			case span.Name == "POST /v1/payments":
+				requests = append(requests, span)
+			case hexOf(span.TraceId) == clientTrace:
+				children[span.Name] = span
+			}
+			for _, secret := range []string{b.apiKey, i.key, "pm_ok", "1999"} {
+				require.NotContains(t, span.String(), secret)
+			}
+		}
+		require.Len(t, requests, 2)
+		original, replay := requests[0], requests[1]
+		require.Equal(t, clientTrace, hexOf(original.TraceId))
+		require.Equal(t, clientSpan, hexOf(original.ParentSpanId))
+		require.Equal(t, "won", attribute(original, "payments.claim"))
+		require.Equal(t, "/v1/payments/"+paid.field("id"), attribute(original, "payments.resource"))
+		for _, name := range []string{"PaymentClaim", "gateway charge", "PaymentRecord"} {
+			require.Contains(t, children, name)
+			require.Equal(t, original.SpanId, children[name].ParentSpanId, name)
+		}
+
+		require.NotEqual(t, clientTrace, hexOf(replay.TraceId))
+		require.Equal(t, "replayed", attribute(replay, "payments.claim"))
+		require.Len(t, replay.Links, 1)
+		require.Equal(t, clientTrace, hexOf(replay.Links[0].TraceId))
+		require.Equal(t, original.SpanId, replay.Links[0].SpanId)
+	})
+
+	t.Run("IsNotBegunWhenNobodyWantsIt", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		s := b.ready(t)
+		i := b.intend(t, s)
+		request := b.paymentRequest(t.Context(), t, s, i)
+		request.Header.Set("Traceparent", "00-"+clientTrace+"-"+clientSpan+"-01")
+		require.Equal(t, http.StatusCreated, send(request).status)
+		require.Empty(t, b.gateway.traceparent.Load())
+		require.NotContains(t, b.everything(t, i), clientTrace)
+	})
+}
+
+func hexOf(id []byte) string { return fmt.Sprintf("%x", id) }
+
+// attribute is a text attribute of a span.
+func attribute(span *tracepb.Span, name string) string {
+	for _, attribute := range span.Attributes {
+		if attribute.Key == name {
+			return attribute.Value.GetStringValue()
+		}
+	}
+	return ""
 }

@@ -15,6 +15,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	semconv "go.opentelemetry.io/otel/semconv/v1.37.0"
+
+	"example.com/payments/internal/postgres"
 )
 
 // tracing is off, and then costs nothing, unless OTEL_EXPORTER_OTLP_ENDPOINT says where traces go. Which other OTEL_ variables count is said
@@ -45,12 +47,12 @@ func startTracing(ctx context.Context) (tracing, error) {
 	return tracing{provider}, nil
 }
 
-// queries traces the statements: their text, which has no values, and never their parameters.
+// queries traces the statements, by their names: their text, which has no values, and never their parameters.
 func (t tracing) queries() pgx.QueryTracer {
 	if t.provider == nil {
 		return nil
 	}
-	return otelpgx.NewTracer()
+	return otelpgx.NewTracer(otelpgx.WithSpanNameFunc(postgres.StatementName))
 }
 
 // requests traces HTTP. It goes outermost, and package api names the span by its route.

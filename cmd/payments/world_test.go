@@ -278,6 +278,8 @@ type testGateway struct {
 	simulator *simulator.Simulator
 	posts     atomic.Int64 // requests to charge that have arrived
 
+	traceparent atomic.Value // of the last of them
+
 	mu    sync.Mutex
 	doors map[door]*held
 }
@@ -362,6 +364,7 @@ func (g *testGateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		kind = "cancel"
 	default:
 		g.posts.Add(1)
+		g.traceparent.Store(r.Header.Get("Traceparent"))
 	}
 	g.pass(r.Context(), door("before "+kind))
 	answer := httptest.NewRecorder()

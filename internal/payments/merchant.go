@@ -24,8 +24,9 @@ const (
 	APIKeyPrefix = "sk_"
 	// TestAPIKeyPrefix marks the keys that everybody knows. Only `payments dev` lets them in.
 	TestAPIKeyPrefix = "sk_test_"
-	// A key that was revoked is let in for this long at most.
-	apiKeyCacheTTL = 30 * time.Second
+	// A key that was revoked is let in for thirty seconds at most: this long, and before that for as long as a look-up may take that had
+	// begun when it was revoked.
+	apiKeyCacheTTL = 30*time.Second - postgres.StatementTimeout
 	// As many API keys as may be in use within half a minute before look-ups begin to repeat.
 	apiKeyCacheSize = 10_000
 )

@@ -3,11 +3,12 @@ package servicetest
 import (
 	"context"
 	"maps"
-	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"example.com/payments/internal/postgres"
 )
 
 // Queries is what a replica says to its database. It is the tracer of the replica's connections; statements go by the names that they
@@ -32,17 +33,9 @@ func newQueries(t testing.TB) *Queries {
 	return &Queries{t: t, counts: map[string]int{}, ended: map[string]int{}, sql: map[string]string{}, hooks: map[string][]*hook{}}
 }
 
-func nameOf(sql string) string {
-	if rest, ok := strings.CutPrefix(sql, "-- name: "); ok {
-		name, _, _ := strings.Cut(rest, " ")
-		return name
-	}
-	return sql
-}
-
 // TraceQueryStart implements [pgx.QueryTracer].
 func (q *Queries) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	name := nameOf(data.SQL)
+	name := postgres.StatementName(data.SQL)
 	var run []func(*pgx.Conn)
 	q.mu.Lock()
 	q.counts[name]++
