@@ -47,6 +47,33 @@ func TestDrain(t *testing.T) {
 		requireEnd(t, b, i, succeeded)
 	})
 
+	t.Run("UnderLoadGivesEveryPaymentInFlightItsFinalAnswer", func(t *testing.T) {
+		t.Parallel()
+		b := setupWithLatency(t, 800*time.Millisecond)
+		s := b.ready(t)
+		intents := make([]intent, 100)
+		for n := range intents {
+			intents[n] = b.intend(t, s)
+		}
+		answers := make(chan answer, len(intents))
+		for _, i := range intents {
+			request := b.paymentRequest(t.Context(), t, s, i)
+			go func() { answers <- send(request) }()
+		}
+		eventually(t, "all are at the gateway", func() bool { return b.gateway.posts.Load() == int64(len(intents)) })
+		terminate(t, s)
+		for range intents {
+			paid := receive(t, answers)
+			require.Equal(t, http.StatusCreated, paid.status, paid)
+			require.Equal(t, "false", paid.replayed())
+		}
+		require.Zero(t, s.wait(t))
+		require.Len(t, b.gateway.charges(t), len(intents))
+		for _, i := range intents {
+			require.Equal(t, succeeded, b.row(t, i).payment)
+		}
+	})
+
 	t.Run("SendsWhoWaitsForAnothersAnswerAwayAtOnce", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)

@@ -48,7 +48,12 @@ type testBundle struct {
 
 func setup(t *testing.T) *testBundle {
 	t.Helper()
-	b := &testBundle{databaseURL: dbtest.New(t), gateway: newGateway(t)}
+	return setupWithLatency(t, latency)
+}
+
+func setupWithLatency(t *testing.T, latency time.Duration) *testBundle {
+	t.Helper()
+	b := &testBundle{databaseURL: dbtest.New(t), gateway: newGateway(t, latency)}
 	b.pool = dbtest.Pool(t, b.databaseURL)
 	config, err := pgx.ParseConfig(b.databaseURL)
 	require.NoError(t, err)
@@ -104,7 +109,7 @@ type service struct {
 func (b *testBundle) serve(t *testing.T, settings ...string) *service {
 	t.Helper()
 	p := start(t, b.settings(t, settings...), "serve")
-	return &service{p, "http://" + p.await(t, &p.stderr, `msg=serving address=(\S+)`)}
+	return &service{p, "http://" + p.await(t, &p.stderr, `(?:msg=serving address=|"msg":"serving","address":")([^\s"]+)`)}
 }
 
 // ready starts a process of the service and returns when it is ready.
@@ -302,7 +307,7 @@ type held struct {
 	open          func() // lets all of them go, now and from now on
 }
 
-func newGateway(t *testing.T) *testGateway {
+func newGateway(t *testing.T, latency time.Duration) *testGateway {
 	t.Helper()
 	sim, err := simulator.Open(filepath.Join(t.TempDir(), "ledger"), simulator.Options{Latency: latency})
 	require.NoError(t, err)
