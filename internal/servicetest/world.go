@@ -9,7 +9,7 @@
 //	Dies            a worker that is gone from one moment to the next
 //	w.ExpireLease   time that has passed: the row is moved, not the clock
 //
-// However a test ends, [World] holds its database against the gateway's ledger: see invariants.go.
+// However a test ends, [World] holds its database against the gateway's ledger (see invariants.go) and looks for secrets in its logs.
 package servicetest
 
 import (
@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http/httptest"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -139,6 +140,9 @@ func (w *World) end() {
 	w.checkInvariants()
 	for _, r := range w.replicas {
 		r.stop()
+		if secret := secrets.FindString(r.Log.String()); secret != "" {
+			w.t.Errorf("%q is in the log of %s", secret, r.URL)
+		}
 	}
 	w.Gateway.close()
 	if w.Link != nil {
@@ -261,6 +265,9 @@ func (r *Replica) Stop() {
 	r.Queries.letGo()
 	r.stop()
 }
+
+// secrets are what is never in a log, whatever happens: API keys, the keys that [Client.NewKey] gives, and the gateway's tokens.
+var secrets = regexp.MustCompile(`\b(sk_|key-\d|pm_)\w*`)
 
 // Log keeps what a replica has logged.
 type Log struct {
