@@ -124,7 +124,7 @@ func TestImage(t *testing.T) {
 	})
 
 	t.Run("RunsAsBuildahRunsIt", func(t *testing.T) {
-		require.NotEmpty(t, output(t, buildah(t, "run", container, "--", "/payments", "version")))
+		require.Equal(t, "1.2.3\n", output(t, buildah(t, "run", container, "--", "/payments", "version")))
 		require.Contains(t, output(t, buildah(t, "run", container, "--", "/payments", "-h")), "Usage: payments")
 	})
 

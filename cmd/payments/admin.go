@@ -32,12 +32,11 @@ func newRegistry(pools map[string]*postgres.Pool) *prometheus.Registry {
 	return registry
 }
 
-// adminHandler serves the metrics and the profiles.
+// adminHandler serves the metrics and the profiles, but not the command line: the database's password may be in it.
 func adminHandler(registry *prometheus.Registry) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
@@ -50,7 +49,8 @@ const readinessAge = 200 * time.Millisecond
 // readiness asks the database whether it is as this build needs it, on the connection that is kept for the renewals: a pool that is full of
 // requests must not make the replica look dead.
 type readiness struct {
-	pool *postgres.Pool
+	pool  *postgres.Pool
+	limit time.Duration
 
 	mu    sync.Mutex
 	asked time.Time
@@ -61,10 +61,18 @@ func (r *readiness) check(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if time.Since(r.asked) > readinessAge {
-		r.err = ready(context.WithoutCancel(ctx), r.pool)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limit)
+		r.err = ready(ctx, r.pool)
+		cancel()
 		r.asked = time.Now()
 	}
 	return r.err
+}
+
+// readinessLimit is how long the database may take to say that it is ready. A renewal comes when a third of its lease has gone, may wait
+// for this, and has then to be carried out before the lease ends.
+func readinessLimit(leaseTTL time.Duration) time.Duration {
+	return max(leaseTTL/4, 250*time.Millisecond)
 }
 
 type healthCommand struct {

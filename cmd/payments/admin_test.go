@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -26,7 +27,7 @@ func TestAdmin(t *testing.T) {
 		scraped := admin.get(t, "/metrics")
 		require.Equal(t, http.StatusOK, scraped.status)
 		for _, line := range []string{
-			`payments_claims_total{result="won"} 2`,
+			`payments_claims_total{result="won",route="/v1/payments"} 1`,
 			`payments_gateway_calls_total{call="charge",ending="approved"} 1`,
 			`payments_keys_in_progress 0`,
 			`pgxpool_max_conns{pool="requests"} 6`,
@@ -43,6 +44,7 @@ func TestAdmin(t *testing.T) {
 		require.Equal(t, http.StatusOK, admin.get(t, "/debug/pprof/").status)
 		require.Equal(t, http.StatusOK, admin.get(t, "/debug/pprof/goroutine").status)
 
+		require.Equal(t, http.StatusNotFound, admin.get(t, "/debug/pprof/cmdline").status, "the database's password may be in it")
 		for _, path := range []string{"/metrics", "/debug/pprof/"} {
 			require.Equal(t, http.StatusNotFound, s.get(t, path).status, "the public listener has none of it")
 		}
@@ -60,6 +62,33 @@ func TestAdmin(t *testing.T) {
 		require.Contains(t, scraped.body, "payments_claims_total")
 		require.NotContains(t, scraped.body, "payments_keys_in_progress", "what is not known is absent")
 	})
+}
+
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	s := b.ready(t, "DB_MAX_CONNS=2")
+	i := b.intend(t, s)
+	held := b.gateway.shut(beforeCharge)
+	got := b.startPaying(t.Context(), t, s, i)
+	receive(t, held.reached)
+
+	// Who asks for the schema's version waits for this lock, as behind a migration; the renewals share a connection with them.
+	lock, err := b.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = lock.Exec(t.Context(), "LOCK TABLE schema_migrations IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	for since := time.Now(); time.Since(since) < 2*leaseTTL; {
+		require.Equal(t, http.StatusServiceUnavailable, s.get(t, "/readyz").status)
+		var held bool
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT lease_expires_at > clock_timestamp() FROM idempotency_keys WHERE key = $1", i.key).Scan(&held))
+		require.True(t, held, "the lease of who is at work goes on")
+	}
+	require.NoError(t, lock.Rollback(t.Context()))
+	s.awaitReady(t)
+	held.open()
+	require.Equal(t, http.StatusCreated, receive(t, got).status)
+	require.Equal(t, 1, b.row(t, i).attempt)
 }
 
 func TestHealth(t *testing.T) {

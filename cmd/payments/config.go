@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +12,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"example.com/payments/internal/gateway"
 	"example.com/payments/internal/payments"
+	"example.com/payments/internal/postgres"
 )
 
 // Every setting is an environment variable, and a flag of the same name. What a default argues with is said in its help.
@@ -47,7 +50,7 @@ type storySettings struct {
 }
 
 type gatewaySettings struct {
-	GatewayURL string `name:"gateway-url" env:"GATEWAY_URL" default:"http://localhost:8081" help:"Address of the external gateway."`
+	GatewayURL string `name:"gateway-url" env:"GATEWAY_URL" help:"Address of the external gateway."`
 }
 
 type publicSettings struct {
@@ -60,6 +63,35 @@ type httpSettings struct {
 	RateLimit       float64       `env:"RATE_LIMIT" default:"0" help:"Requests per second and merchant; 0 is no limit."`
 	MaxInFlight     int           `env:"MAX_IN_FLIGHT" default:"10000" help:"Requests at once, beyond which the service answers that it is overloaded; 0 is no limit."`
 	ShutdownTimeout time.Duration `env:"SHUTDOWN_TIMEOUT" default:"25s" help:"How long payments in flight may take to end when the process is stopped."`
+}
+
+// serviceSettings are for a command that does a part of what serve does. They have to be serve's: they decide what is canceled, and are in
+// the answers that are stored.
+type serviceSettings struct {
+	databaseSettings
+	storySettings
+	gatewaySettings
+	publicSettings
+	logSettings
+}
+
+// with runs a command on the service. Nothing of it runs in the background.
+func (s serviceSettings) with(ctx context.Context, command func(*payments.Service) error) error {
+	var f faults
+	s.databaseSettings.check(&f)
+	s.storySettings.check(&f)
+	s.gatewaySettings.check(&f)
+	s.publicSettings.check(&f)
+	if f.err() != nil {
+		return f.err()
+	}
+	client, err := gateway.New(s.GatewayURL)
+	if err != nil {
+		return fmt.Errorf("GATEWAY_URL: %w", err)
+	}
+	return withPool(ctx, s.databaseSettings, func(pool *postgres.Pool) error {
+		return command(payments.New(pool, pool, client, answersFor(s.PublicURL), s.settings(), s.logger()))
+	})
 }
 
 // secret is a value that is never printed.
@@ -114,6 +146,16 @@ func (s secret) check(f *faults) {
 func (s databaseSettings) checkLimits(f *faults) {
 	f.check(s.DBMaxConns >= 2, "DB_MAX_CONNS (%d) must be at least 2: one connection is kept for the renewal of leases", s.DBMaxConns)
 	f.check(s.DBAcquireTimeout > 0, "DB_ACQUIRE_TIMEOUT (%s) must be more than 0", s.DBAcquireTimeout)
+}
+
+// check knows no default: a gateway that was guessed has never seen a payment, and on its word the paid ones would be closed as failed.
+func (s gatewaySettings) check(f *faults) {
+	if s.GatewayURL == "" {
+		f.check(false, "GATEWAY_URL must be set")
+		return
+	}
+	_, err := gateway.New(s.GatewayURL)
+	f.check(err == nil, "GATEWAY_URL: %v", err)
 }
 
 func (s storySettings) check(f *faults) {

@@ -81,6 +81,9 @@ func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
 	if err := db.Up(ctx, string(c.DatabaseURL)); err != nil {
 		return err
 	}
+	if err := c.refuseRealPayments(ctx); err != nil {
+		return err
+	}
 	gatewayURL, stopGateway, err := c.startGateway(dir)
 	if err != nil {
 		return err
@@ -104,6 +107,25 @@ func (c *devCommand) Run(ctx context.Context, stdout io.Writer) (err error) {
 	})
 }
 
+// refuseRealPayments keeps dev from a database whose payments were made at another gateway: the simulated one has never seen them, and on its
+// word the reaper would close the paid ones as failed. Where dev has been, there is its merchant.
+func (c *devCommand) refuseRealPayments(ctx context.Context) error {
+	return withPool(ctx, c.databaseSettings, func(pool *postgres.Pool) error {
+		_, err := payments.NewMerchants(pool, true).Authenticate(ctx, demoAPIKey)
+		if !errors.Is(err, payments.ErrUnauthorized) {
+			return err
+		}
+		var paid bool
+		if err := pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM payments)").Scan(&paid); err != nil {
+			return fmt.Errorf("look for payments: %w", err)
+		}
+		if paid {
+			return errors.New("DATABASE_URL has payments that were not made by dev: its simulated gateway would deny them, and they would be closed as failed")
+		}
+		return nil
+	})
+}
+
 // startGateway runs the simulated gateway in this process, on a free port.
 func (c *devCommand) startGateway(dir string) (address string, stop func() error, err error) {
 	sim, err := simulator.Open(filepath.Join(dir, "gateway-ledger.jsonl"), simulator.Options{Latency: c.GatewayLatency})
@@ -116,7 +138,7 @@ func (c *devCommand) startGateway(dir string) (address string, stop func() error
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan error, 1)
-	go func() { stopped <- serveHTTP(ctx, listener, sim, sim) }()
+	go func() { stopped <- serveHTTP(ctx, listener, sim, c.logger(), sim) }()
 	return localURL(listener.Addr()), func() error {
 		cancel()
 		return <-stopped

@@ -112,6 +112,19 @@ func TestDev(t *testing.T) {
 		require.NoError(t, pool.Ping(context.Background()), "the database is not dev's to stop")
 	})
 
+	t.Run("RefusesADatabaseWhosePaymentsWereMadeAtAnotherGateway", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		s := b.ready(t)
+		i := b.intend(t, s)
+		killedAt(t, b, s, i, afterCharge)
+		before := b.everything(t, i)
+		status, p := execute(t, []string{"DATABASE_URL=" + b.databaseURL, "LISTEN_ADDR=127.0.0.1:0"}, "dev", "--data-dir", openDir(t))
+		require.Equal(t, 1, status)
+		require.Contains(t, p.complaints()[0], "DATABASE_URL has payments that were not made by dev")
+		require.Equal(t, before, b.everything(t, i), "its simulator would have denied the charge")
+	})
+
 	t.Run("RefusesBrokenSettingsBeforeItStartsAnything", func(t *testing.T) {
 		t.Parallel()
 		dir := filepath.Join(openDir(t), "new")

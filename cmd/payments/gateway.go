@@ -39,5 +39,5 @@ func (c *gatewayCommand) Run(ctx context.Context) error {
 		return fmt.Errorf("LISTEN_ADDR: %w", err)
 	}
 	c.logger().InfoContext(ctx, "simulated gateway is listening", "address", listener.Addr().String(), "ledger", c.Ledger, "latency", c.GatewayLatency)
-	return serveHTTP(ctx, listener, sim, sim)
+	return serveHTTP(ctx, listener, sim, c.logger(), sim)
 }

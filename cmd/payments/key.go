@@ -10,10 +10,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"example.com/payments/internal/gateway"
 	"example.com/payments/internal/idempotency"
 	"example.com/payments/internal/payments"
-	"example.com/payments/internal/postgres"
 )
 
 // keyCommand answers support's two questions. Nothing in it can charge.
@@ -22,35 +20,19 @@ type keyCommand struct {
 	Resolve keyResolveCommand `cmd:"" help:"Do the reaper's step for a stale key now. It never charges."`
 }
 
-// keySettings are what looking at one key needs.
+// keySettings name a key.
 type keySettings struct {
-	databaseSettings
-	storySettings
-	gatewaySettings
-	publicSettings
-	logSettings
+	serviceSettings
 	Merchant uuid.UUID `arg:"" help:"The merchant's id."`
 	Key      string    `arg:"" help:"The idempotency key, bare or in quotes."`
 }
 
 func (s keySettings) with(ctx context.Context, command func(*payments.Service, idempotency.Key) error) error {
-	var f faults
-	s.databaseSettings.check(&f)
-	s.storySettings.check(&f)
-	if f.err() != nil {
-		return f.err()
-	}
 	key, err := idempotency.ParseKey([]string{s.Key})
 	if err != nil {
 		return err
 	}
-	client, err := gateway.New(s.GatewayURL)
-	if err != nil {
-		return fmt.Errorf("GATEWAY_URL: %w", err)
-	}
-	return withPool(ctx, s.databaseSettings, func(pool *postgres.Pool) error {
-		return command(payments.New(pool, pool, client, answersFor(s.PublicURL), s.settings(), s.logger()), key)
-	})
+	return s.serviceSettings.with(ctx, func(service *payments.Service) error { return command(service, key) })
 }
 
 type keyShowCommand struct{ keySettings }
@@ -71,9 +53,12 @@ func (c *keyShowCommand) Run(ctx context.Context, stdout io.Writer) error {
 		row("started", "%s, %s ago", record.StartedAt.Format(time.RFC3339), time.Since(record.StartedAt).Round(time.Second))
 		if report.Resource != "" {
 			row("here", "%s", report.Resource)
-			row("gateway", "%s", report.Gateway)
+			row("gateway", "%s, for %s at %s", report.Gateway, report.GatewayKey, c.GatewayURL)
 		}
-		return table.Flush()
+		if err := table.Flush(); err != nil || !report.Contradicted {
+			return err
+		}
+		return fmt.Errorf("%s contradicts what is recorded: is it the gateway that this database's payments were made at? If it is, this is money; see docs/operations.md", c.GatewayURL)
 	})
 }
 

@@ -47,10 +47,33 @@ func TestKey(t *testing.T) {
 		require.Regexp(t, `path +/v1/payments/`+paid.field("id")+`\n`, said)
 		require.Regexp(t, `attempt +1, by .+\n`, said)
 		require.Regexp(t, `here +payment .*: 1999 EUR, succeeded\n`, said)
-		require.Regexp(t, `gateway +approved `+paid.field("gateway_reference")+`\n`, said)
+		require.Regexp(t, `gateway +approved `+paid.field("gateway_reference")+`, for [0-9a-f]{64} at http://`, said)
 		b.gatewayWire.cut(t)
 		require.NotContains(t, show(t, b, i), "approved", "the gateway says nothing")
 		require.Equal(t, before, b.everything(t, i), "looking changes nothing")
+	})
+
+	t.Run("ShowIsAlarmedByAGatewayThatContradictsWhatIsRecorded", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		s := b.ready(t)
+		i := b.intend(t, s)
+		require.Equal(t, http.StatusCreated, b.pay(t, s, i).status)
+		another := newGateway(t, latency)
+		status, p := execute(t, b.settings(t, "GATEWAY_URL=http://"+another.address), "key", "show", merchantID(t, b), i.key)
+		require.Equal(t, 1, status)
+		require.Contains(t, p.complaints()[0], "contradicts what is recorded")
+		require.Regexp(t, `gateway +never_seen`, p.stdout.String())
+	})
+
+	t.Run("IsLeftAloneUnlessItIsSaidWhichGatewayToAsk", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		for _, command := range [][]string{{"key", "resolve", merchantID(t, b), "key"}, {"key", "show", merchantID(t, b), "key"}, {"reap", "--once"}, {"serve"}} {
+			status, p := execute(t, b.settings(t, "GATEWAY_URL="), command...)
+			require.Equal(t, 1, status)
+			require.Equal(t, []string{"GATEWAY_URL must be set"}, p.complaints())
+		}
 	})
 
 	t.Run("ResolveEndsAStaleOneNowAndNeverCharges", func(t *testing.T) {
@@ -70,7 +93,7 @@ func TestKey(t *testing.T) {
 
 		b.move(t, "lease_expires_at", "-1 second")
 		require.Regexp(t, `state +in_progress, stale: nobody is at work on it, and money may have moved\n`, show(t, b, never))
-		require.Regexp(t, `gateway +never_seen\n`, show(t, b, never))
+		require.Regexp(t, `gateway +never_seen, for`, show(t, b, never))
 		require.Equal(t, "recorded\n", resolve(t, b, charged))
 		require.Equal(t, "left_alone\n", resolve(t, b, never), "its client may still come back")
 		b.move(t, "lease_expires_at", "-1 hour")

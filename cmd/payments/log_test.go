@@ -38,17 +38,19 @@ func TestLog(t *testing.T) {
 		line := func(a answer) map[string]any {
 			t.Helper()
 			l := lines[a.header.Get("X-Request-Id")]
-			require.Positive(t, l["duration"])
-			delete(l, "duration")
+			require.Positive(t, l["duration_ms"])
+			delete(l, "duration_ms")
 			delete(l, "time")
 			return l
 		}
 		path := "/v1/payments/" + paid.field("id")
 		first, second := line(paid), line(replayed)
+		var merchantID string
+		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM merchants").Scan(&merchantID))
 		require.Len(t, first["key"], 12)
 		require.Equal(t, map[string]any{
 			"level": "INFO", "msg": "request", "request_id": paid.header.Get("X-Request-Id"), "method": "POST", "route": "/v1/payments",
-			"status": 201.0, "key": first["key"], "claim": "won", "resource": path,
+			"merchant": merchantID, "status": 201.0, "key": first["key"], "claim": "won", "resource": path,
 		}, first)
 		require.Equal(t, "replayed", second["claim"])
 		require.Equal(t, path, second["resource"])
@@ -106,6 +108,8 @@ func TestLog(t *testing.T) {
 			require.Equal(t, http.StatusUnauthorized, s.get(t, "/v1/payments/"+card).status)
 			require.Equal(t, http.StatusNotFound, s.get(t, "/nosy/"+card+"?key="+card).status)
 			require.Equal(t, http.StatusUnauthorized, s.get(t, "/v1/payments?idempotency_key=secret-key-"+card).status)
+			require.Equal(t, http.StatusMethodNotAllowed, post("/v1/orders", "-6", `{}`, func(r *http.Request) { r.Method = card }).status)
+			require.Equal(t, http.StatusMethodNotAllowed, post("/v1/orders", "-6", `{}`, func(r *http.Request) { r.Method = "sk_live_nosy" }).status)
 			require.Equal(t, "idempotency-key-invalid", post("/v1/orders", "-6", `{}`, func(r *http.Request) {
 				r.Header.Set("Idempotency-Key", `secret-key "`+card)
 			}).slug())

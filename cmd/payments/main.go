@@ -18,7 +18,6 @@ import (
 	"github.com/alecthomas/kong"
 
 	"example.com/payments/db"
-	"example.com/payments/internal/gateway"
 	"example.com/payments/internal/idempotency"
 	"example.com/payments/internal/payments"
 	"example.com/payments/internal/postgres"
@@ -144,28 +143,12 @@ func (c *migrateVersionCommand) Run(ctx context.Context, stdout io.Writer) error
 }
 
 type reapCommand struct {
-	databaseSettings
-	storySettings
-	gatewaySettings
-	publicSettings
-	logSettings
+	serviceSettings
 	Once bool `required:"" help:"Look at every stale payment once, then end."`
 }
 
 func (c *reapCommand) Run(ctx context.Context, stdout io.Writer) error {
-	var f faults
-	c.databaseSettings.check(&f)
-	c.storySettings.check(&f)
-	c.publicSettings.check(&f)
-	if f.err() != nil {
-		return f.err()
-	}
-	client, err := gateway.New(c.GatewayURL)
-	if err != nil {
-		return fmt.Errorf("GATEWAY_URL: %w", err)
-	}
-	return withPool(ctx, c.databaseSettings, func(pool *postgres.Pool) error {
-		service := payments.New(pool, pool, client, answersFor(c.PublicURL), c.settings(), c.logger())
+	return c.with(ctx, func(service *payments.Service) error {
 		endings, err := payments.NewReaper(service).RunAll(ctx)
 		fmt.Fprintf(stdout, "recorded %d, canceled %d, left alone %d, unclear %d, overtaken %d\n",
 			endings[payments.ReapRecorded], endings[payments.ReapCanceled], endings[payments.ReapLeftAlone],
@@ -209,8 +192,14 @@ func (versionCommand) Run(stdout io.Writer) error {
 	return err
 }
 
-// version is the one that the toolchain has stamped into the binary.
+// release is stamped into what is built for a release (-ldflags "-X main.release=1.2.3"), where there is no repository to ask.
+var release string
+
+// version is the release's, or else the one that the toolchain has stamped into the binary.
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"

@@ -1,14 +1,17 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -67,21 +70,21 @@ func TestTracing(t *testing.T) {
 
 	t.Run("IsOffUnlessItIsSaidWhereTracesGo", func(t *testing.T) {
 		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-		traces, err := startTracing(t.Context())
+		traces, err := startTracing(t.Context(), slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		require.Nil(t, traces.provider)
 		require.Nil(t, traces.queries())
-		require.NoError(t, traces.stop(t.Context()))
+		traces.stop()
 	})
 
 	t.Run("ReachesTheCollectorWithItsHeaders", func(t *testing.T) {
 		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url+"/")
 		t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20abc, x-tenant = 7")
-		traces, err := startTracing(t.Context())
+		traces, err := startTracing(t.Context(), slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
 		_, span := traces.provider.Tracer("test").Start(t.Context(), "POST /v1/payments")
 		span.End()
-		require.NoError(t, traces.stop(context.WithoutCancel(t.Context())))
+		traces.stop()
 
 		u := <-collector.uploads
 		require.Equal(t, "/v1/traces", u.path)
@@ -98,7 +101,7 @@ func TestTracing(t *testing.T) {
 
 	t.Run("RefusesAnAddressThatItCannotSpeakTo", func(t *testing.T) {
 		t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317")
-		_, err := startTracing(t.Context())
+		_, err := startTracing(t.Context(), slog.New(slog.DiscardHandler))
 		require.ErrorContains(t, err, "OTEL_EXPORTER_OTLP_ENDPOINT must be http(s)://")
 	})
 
@@ -159,6 +162,24 @@ func TestTrace(t *testing.T) {
 		require.Len(t, replay.Links, 1)
 		require.Equal(t, clientTrace, hexOf(replay.Links[0].TraceId))
 		require.Equal(t, original.SpanId, replay.Links[0].SpanId)
+	})
+
+	t.Run("HoldsNothingUpWhenTheCollectorHangs", func(t *testing.T) {
+		t.Parallel()
+		b := setup(t)
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer listener.Close() // It accepts, by the kernel, and never answers.
+		s := b.ready(t, "OTEL_EXPORTER_OTLP_ENDPOINT=http://"+listener.Addr().String(), "LOG_FORMAT=json")
+		require.Equal(t, http.StatusCreated, b.pay(t, s, b.intend(t, s)).status)
+		since := time.Now()
+		s.signal(t, syscall.SIGTERM)
+		require.Zero(t, s.wait(t))
+		require.Less(t, time.Since(since), otlpTimeout, "it does not wait for the collector as long as a send may take")
+		for line := range strings.Lines(s.stderr.String()) {
+			require.True(t, strings.HasPrefix(line, "{"), "it complains like everybody else: %s", line)
+		}
+		require.Contains(t, s.stderr.String(), "traces were not sent")
 	})
 
 	t.Run("IsNotBegunWhenNobodyWantsIt", func(t *testing.T) {

@@ -50,6 +50,7 @@ func (c *serveCommand) check() error {
 	var f faults
 	c.databaseSettings.check(&f)
 	c.storySettings.check(&f)
+	c.gatewaySettings.check(&f)
 	c.httpSettings.check(&f, c.storySettings, c.databaseSettings)
 	return f.err()
 }
@@ -69,11 +70,11 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	if err != nil {
 		return fmt.Errorf("GATEWAY_URL: %w", err)
 	}
-	// One of the connections is kept for the renewal of leases, so that a full pool costs nobody a lease.
-	traces, err := startTracing(ctx)
+	traces, err := startTracing(ctx, log)
 	if err != nil {
 		return err
 	}
+	// One of the connections is kept for the renewal of leases, so that a full pool costs nobody a lease.
 	pool, err := c.open(ctx, postgres.Options{MaxConns: c.DBMaxConns - 1, Tracer: traces.queries()})
 	if err != nil {
 		return err
@@ -105,7 +106,7 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	settings.Metrics = registry
 
 	service := payments.New(pool, renewals, client, answersFor(c.PublicURL), settings, log)
-	readiness := &readiness{pool: renewals}
+	readiness := &readiness{pool: renewals, limit: readinessLimit(c.LeaseTTL)}
 	handler := api.New(api.Config{
 		Payments:     service,
 		Merchants:    payments.NewMerchants(pool, c.testKeys),
@@ -125,6 +126,8 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 		WriteTimeout:      api.MaxWait + c.GatewayTimeout + payments.RecordBudget + writeMargin,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		// OPTIONS * is a path like any other that there is not.
+		DisableGeneralOptionsHandler: true,
 	}
 
 	// The background goes on while requests drain: their leases must be renewed. It stops last.
@@ -132,7 +135,7 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	defer stopBackground()
 	var group errgroup.Group
 	group.Go(func() error { return service.Run(background) })
-	group.Go(func() error { return serveHTTP(background, adminListener, adminHandler(registry)) })
+	group.Go(func() error { return serveHTTP(background, adminListener, adminHandler(registry), log) })
 	serving := make(chan error, 1)
 	go func() { serving <- server.Serve(listener) }()
 	log.InfoContext(ctx, "serving", "address", listener.Addr().String(), "gateway", c.GatewayURL, "admin", adminListener.Addr().String())
@@ -147,7 +150,8 @@ func (c *serveCommand) serve(ctx context.Context, started func(net.Addr) error) 
 	log.Info("draining", "timeout", c.ShutdownTimeout)
 	err = errors.Join(err, c.drain(handler, service, server))
 	stopBackground()
-	err = errors.Join(err, group.Wait(), traces.stop(context.WithoutCancel(ctx)))
+	err = errors.Join(err, group.Wait())
+	traces.stop()
 	log.Info("stopped")
 	return err
 }
@@ -232,8 +236,11 @@ func answersFor(publicURL string) api.Answers {
 }
 
 // serveHTTP runs a small server of the command line until ctx ends.
-func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, closers ...io.Closer) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout}
+func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger, closers ...io.Closer) error {
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
 	serving := make(chan error, 1)
 	go func() { serving <- server.Serve(listener) }()
 	var err error

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
+	"time"
 
 	"github.com/exaring/otelpgx"
 	"github.com/jackc/pgx/v5"
@@ -23,9 +25,11 @@ import (
 // in otlp.go; the resource's are OpenTelemetry's own to read.
 type tracing struct {
 	provider *sdktrace.TracerProvider // nil: off
+	log      *slog.Logger
 }
 
-func startTracing(ctx context.Context) (tracing, error) {
+// startTracing begins it, and has what goes wrong with it told in the log.
+func startTracing(ctx context.Context, log *slog.Logger) (tracing, error) {
 	if os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT") == "" {
 		return tracing{}, nil
 	}
@@ -44,7 +48,8 @@ func startTracing(ctx context.Context) (tracing, error) {
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(described))
 	otel.SetTracerProvider(provider)
 	otel.SetTextMapPropagator(propagation.TraceContext{})
-	return tracing{provider}, nil
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces were not sent", "error", err) }))
+	return tracing{provider, log}, nil
 }
 
 // queries traces the statements, by their names: their text, which has no values, and never their parameters.
@@ -63,10 +68,17 @@ func (t tracing) requests(handler http.Handler) http.Handler {
 	return otelhttp.NewHandler(handler, "request")
 }
 
-// stop sends what has not been sent yet.
-func (t tracing) stop(ctx context.Context) error {
+// flushTimeout is how long a process that ends waits for a collector.
+const flushTimeout = 2 * time.Second
+
+// stop sends what has not been sent yet. A collector that does not take it holds nothing up.
+func (t tracing) stop() {
 	if t.provider == nil {
-		return nil
+		return
 	}
-	return t.provider.Shutdown(ctx)
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	if err := t.provider.Shutdown(ctx); err != nil {
+		t.log.Warn("traces were not sent", "error", err)
+	}
 }

@@ -38,7 +38,7 @@ func (m *metrics) observe(c echo.Context, took time.Duration) {
 	m.duration.WithLabelValues(method, route).Observe(took.Seconds())
 }
 
-// methodLabel keeps a client from making labels of its own.
+// methodLabel keeps what a client has made up out of labels, spans and the log.
 func methodLabel(method string) string {
 	switch method {
 	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:

@@ -48,18 +48,27 @@ func claimsAreCounted(t *testing.T) {
 	}
 	w.MoveBack("hot", *w.Key("hot").ExpiresIn)
 	w.Pay(order, "hot", "pm_ok").Is(410)
-	w.Pay(order, "another", "pm_ok").Is(409, "order-not-open")                           // no claim has come of it
-	want := counts{"won": 2, "in_flight": 1, "mismatch": 1, "replayed": 3, "expired": 1} // an order's creation is won, too
+	w.Pay(order, "another", "pm_ok").Is(409, "order-not-open") // no claim has come of it
+	const route = " /v1/payments"
+	want := counts{"won /v1/orders": 1, "won" + route: 1, "in_flight" + route: 1, "mismatch" + route: 1, "replayed" + route: 3, "expired" + route: 1}
 	require.Equal(t, want, w.Counted("payments_claims_total"))
 
 	stale := payment.leaveBehind(w, "ok", true)
 	stale.from(w.Client).Is(201)
-	want["won"]++ // its order; the claim itself was the dead replica's
-	want["taken_over"]++
+	want["won /v1/orders"]++
+	want["taken_over"+route]++ // the claim was the dead replica's
 	require.Equal(t, want, w.Counted("payments_claims_total"))
 	for _, result := range idempotency.ClaimResults {
 		require.Positive(t, w.Metric("payments_claims_total", "result="+string(result)), result)
 	}
+
+	w.Do("POST", "/v1/orders/"+w.NewOrder()+"/cancel", w.NewKey(), "").Is(200)
+	w.Do("POST", "/v1/payments/"+w.NewPayment("pm_ok")+"/refunds", w.NewKey(), "").Is(201)
+	want["won /v1/orders"] += 2
+	want["won"+route]++
+	want["won /v1/orders/{id}/cancel"]++
+	want["won /v1/payments/{id}/refunds"]++
+	require.Equal(t, want, w.Counted("payments_claims_total"))
 }
 
 func verbsAreMeasuredApart(t *testing.T) {
@@ -142,13 +151,16 @@ func reaperCounts(t *testing.T) {
 }
 
 func leasesAreCounted(t *testing.T) {
-	w := setup(t, options{LeaseTTL: 600 * time.Millisecond, Background: true})
+	w := setup(t, options{LeaseTTL: 600 * time.Millisecond, Background: true, Link: true})
 	order := w.NewOrder()
 	gateway := w.Gateway.HoldAfter(servicetest.PostCharge, 1)
 	first := servicetest.Go(func() answer { return w.Pay(order, "slow", "pm_ok") })
 	gateway.Arrived()
 	w.Eventually("the lease is renewed", func() bool { return w.Metric("payments_leases_renewed_total") > 0 })
 	require.Zero(t, w.Metric("payments_leases_lost_total"))
+	w.Link.Cut()
+	w.Eventually("a renewal fails", func() bool { return w.Metric("payments_lease_renewal_failures_total") > 0 })
+	w.Link.Restore()
 	// Its renewals do not come through any more, somebody else takes over and answers, and the first attempt finds out when it records.
 	renewal := w.Queries.HoldBefore("IdempotencyKeyRenew", 1)
 	renewal.Arrived()

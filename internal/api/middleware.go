@@ -78,10 +78,13 @@ func (s *Server) logRequest(c echo.Context, took time.Duration, err error) {
 	status := c.Response().Status
 	attributes := []slog.Attr{
 		slog.String("request_id", state.requestID),
-		slog.String("method", c.Request().Method),
+		slog.String("method", methodLabel(c.Request().Method)),
 		slog.String("route", routeTemplate(c.Path())),
 		slog.Int("status", status),
-		slog.Duration("duration", took),
+		slog.Float64("duration_ms", float64(took.Microseconds())/1000),
+	}
+	if state.merchantID != uuid.Nil {
+		attributes = append(attributes, slog.Any("merchant", state.merchantID))
 	}
 	if state.key != "" {
 		attributes = append(attributes, slog.Any("key", state.key))

@@ -55,8 +55,8 @@ func (l *rateLimiter) bucket(merchantID uuid.UUID) *rate.Limiter {
 	bucket, ok := l.buckets.Get(merchantID)
 	if !ok {
 		bucket = rate.NewLimiter(rate.Limit(l.perSecond), max(1, int(math.Ceil(l.perSecond))))
-		l.buckets.Add(merchantID, bucket)
 	}
+	l.buckets.Add(merchantID, bucket) // Again, too: it is forgotten so long after its last use, not after its first.
 	return bucket
 }
 

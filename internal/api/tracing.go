@@ -44,7 +44,7 @@ func nameSpan(c echo.Context) {
 	}
 	route := routeTemplate(c.Path())
 	if route != "" {
-		span.SetName(c.Request().Method + " " + route)
+		span.SetName(methodLabel(c.Request().Method) + " " + route)
 	}
 	state := stateOf(c)
 	span.SetAttributes(

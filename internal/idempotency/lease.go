@@ -31,6 +31,7 @@ type Leases struct {
 	held map[uuid.UUID]time.Time // when each was claimed or last renewed, by this process's clock
 
 	renewed atomic.Int64
+	failed  atomic.Int64
 }
 
 // NewLeases returns a registry that renews through db, which should be a pool of one connection that nobody else uses.
@@ -52,6 +53,9 @@ func (l *Leases) Hold(id uuid.UUID) (drop func()) {
 
 // Renewed is how many renewals there have been.
 func (l *Leases) Renewed() int64 { return l.renewed.Load() }
+
+// Failed is how many renewals, of one lease or of many, the database has not carried out.
+func (l *Leases) Failed() int64 { return l.failed.Load() }
 
 // Run renews until ctx ends. An error is logged and tried again at the next tick: there is nothing better to do, and the lease id
 // protects what matters.
@@ -94,6 +98,7 @@ func (l *Leases) renew(ctx context.Context, due []uuid.UUID) (int, error) {
 		LeaseIds: due, LeaseTTL: l.ttl, TwoThirds: l.ttl * 2 / 3,
 	})
 	if err != nil {
+		l.failed.Add(1)
 		return 0, err
 	}
 	l.renewed.Add(int64(len(ids)))

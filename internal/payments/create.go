@@ -148,7 +148,7 @@ func (p *paymentStory) describe() string {
 	return fmt.Sprintf("payment %s of order %s: %d %s, %s", p.payment.ID, p.payment.OrderID, p.payment.Amount, p.payment.Currency, p.payment.Status)
 }
 
-func (p *paymentStory) processing() bool { return p.payment.Status == StatusProcessing }
+func (p *paymentStory) status() string { return p.payment.Status }
 
 func (p *paymentStory) accepted() idempotency.Answer {
 	return p.service.answers.PaymentAccepted(p.payment)

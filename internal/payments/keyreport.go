@@ -14,8 +14,10 @@ type KeyReport struct {
 	Record idempotency.Record
 	// The payment or refund, as one line for people; empty for the key of an order.
 	Resource string
-	// What the gateway says of it now, or why it does not say anything; empty for the key of an order.
-	Gateway string
+	// What the gateway says of it now, or why it does not say anything, and the key that it is asked for; empty for the key of an order.
+	Gateway, GatewayKey string
+	// The gateway's word is not what has been recorded as final.
+	Contradicted bool
 }
 
 // KeyReport looks a key up, here and at the gateway. It changes nothing. It returns [idempotency.ErrNoRecord] when the key was never used.
@@ -35,7 +37,7 @@ func (s *Service) KeyReport(ctx context.Context, merchantID uuid.UUID, key idemp
 	if err != nil {
 		return KeyReport{}, err
 	}
-	report.Resource = story.describe()
+	report.Resource, report.GatewayKey = story.describe(), story.intent().Key
 	ctx, cancel := context.WithTimeout(ctx, s.settings.GatewayTimeout)
 	defer cancel()
 	outcome, err := s.gateway.LookUp(ctx, story.intent())
@@ -46,6 +48,10 @@ func (s *Service) KeyReport(ctx context.Context, merchantID uuid.UUID, key idemp
 	report.Gateway = string(outcome.Status)
 	if outcome.Reference != "" {
 		report.Gateway += " " + outcome.Reference
+	}
+	recorded := map[string]OutcomeStatus{StatusSucceeded: OutcomeApproved, StatusDeclined: OutcomeDeclined, StatusFailed: OutcomeCanceled}
+	if want, final := recorded[story.status()]; final {
+		report.Contradicted = outcome.Status != want
 	}
 	return report, nil
 }

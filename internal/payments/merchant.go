@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/hashicorp/golang-lru/v2/expirable"
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 
 	"example.com/payments/internal/dbsqlc"
@@ -27,6 +28,8 @@ const (
 	// A key that was revoked is let in for thirty seconds at most: this long, and before that for as long as a look-up may take that had
 	// begun when it was revoked.
 	apiKeyCacheTTL = 30*time.Second - postgres.StatementTimeout
+	// Our keys have 40 characters, the demo's fewer.
+	apiKeyMaxLength = 100
 	// As many API keys as may be in use within half a minute before look-ups begin to repeat.
 	apiKeyCacheSize = 10_000
 )
@@ -40,20 +43,23 @@ type Merchants struct {
 	allowTest bool
 	known     *expirable.LRU[[sha256.Size]byte, uuid.UUID]
 	lookUps   singleflight.Group
+	asking    *semaphore.Weighted
 }
 
 // NewMerchants returns the register in db. Keys with [TestAPIKeyPrefix] are let in only when allowTest is set.
 func NewMerchants(db *postgres.Pool, allowTest bool) *Merchants {
 	return &Merchants{
 		db: db, allowTest: allowTest,
-		known: expirable.NewLRU[[sha256.Size]byte, uuid.UUID](apiKeyCacheSize, nil, apiKeyCacheTTL),
+		// Who makes keys up costs a look-up each. They share a quarter of the pool, and leave the rest to the payments.
+		asking: semaphore.NewWeighted(int64(max(1, db.Stat().MaxConns()/4))),
+		known:  expirable.NewLRU[[sha256.Size]byte, uuid.UUID](apiKeyCacheSize, nil, apiKeyCacheTTL),
 	}
 }
 
 // Authenticate returns the merchant of an API key, [ErrUnauthorized], or [ErrStorageUnavailable]. It looks the key's SHA-256 up, so how
 // long it takes tells nothing about how much of a guess was right. Unknown keys are not remembered: a new key works at once.
 func (m *Merchants) Authenticate(ctx context.Context, apiKey string) (uuid.UUID, error) {
-	if !strings.HasPrefix(apiKey, APIKeyPrefix) || !m.allowTest && strings.HasPrefix(apiKey, TestAPIKeyPrefix) {
+	if !strings.HasPrefix(apiKey, APIKeyPrefix) || len(apiKey) > apiKeyMaxLength || !m.allowTest && strings.HasPrefix(apiKey, TestAPIKeyPrefix) {
 		return uuid.Nil, ErrUnauthorized
 	}
 	hash := sha256.Sum256([]byte(apiKey))
@@ -62,7 +68,14 @@ func (m *Merchants) Authenticate(ctx context.Context, apiKey string) (uuid.UUID,
 	}
 	// When a merchant's entry expires, a thousand requests may find out together; one of them asks.
 	merchantID, err, _ := m.lookUps.Do(string(hash[:]), func() (any, error) {
-		merchantID, err := dbsqlc.New().MerchantByAPIKey(context.WithoutCancel(ctx), m.db, hash[:])
+		ctx := context.WithoutCancel(ctx) // It is asked for all that wait.
+		turn, cancel := context.WithTimeout(ctx, m.db.AcquireTimeout())
+		defer cancel()
+		if err := m.asking.Acquire(turn, 1); err != nil {
+			return nil, fmt.Errorf("%w: %w", postgres.ErrNoConnection, err)
+		}
+		defer m.asking.Release(1)
+		merchantID, err := dbsqlc.New().MerchantByAPIKey(ctx, m.db, hash[:])
 		if err == nil {
 			m.known.Add(hash, merchantID)
 		}
@@ -92,7 +105,7 @@ func newAPIKey() string {
 }
 
 // CreateAPIKey gives a merchant one more API key. Those it has stay valid, so that a key can be replaced without a gap: create the new
-// one, bring it to the clients, revoke the old one.
+// one, bring it to the clients, revoke the old one. It returns [ErrNotFound] when there is no such merchant.
 func (m *Merchants) CreateAPIKey(ctx context.Context, merchantID uuid.UUID) (id uuid.UUID, apiKey string, err error) {
 	apiKey, id = newAPIKey(), uuid.Must(uuid.NewV7())
 	return id, apiKey, insertAPIKey(ctx, m.db, merchantID, id, apiKey)
@@ -144,7 +157,10 @@ func (m *Merchants) Register(ctx context.Context, merchantID uuid.UUID, name, ap
 func insertAPIKey(ctx context.Context, db dbsqlc.DBTX, merchantID, id uuid.UUID, apiKey string) error {
 	hash := sha256.Sum256([]byte(apiKey))
 	err := dbsqlc.New().APIKeyInsert(ctx, db, dbsqlc.APIKeyInsertParams{MerchantID: merchantID, ID: id, SecretSha256: hash[:]})
-	if err != nil {
+	switch {
+	case postgres.IsForeignKeyViolation(err):
+		return ErrNotFound
+	case err != nil:
 		return fmt.Errorf("insert API key: %w", err)
 	}
 	return nil

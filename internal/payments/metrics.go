@@ -39,8 +39,8 @@ func newMetrics(s *Service, registerer prometheus.Registerer) *metrics {
 	m := &metrics{
 		claims: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "payments_claims_total",
-			Help: "Requests with a key by what became of their claim. All but won and taken_over are losers.",
-		}, []string{"result"}),
+			Help: "Requests with a key by their route and by what became of their claim. All but won and taken_over are losers.",
+		}, []string{"route", "result"}),
 		claimSeconds: auto.NewHistogram(prometheus.HistogramOpts{
 			Name: "payments_claim_duration_seconds", Help: "The claim's statement, won or lost.", Buckets: statementBuckets,
 		}),
@@ -67,6 +67,9 @@ func newMetrics(s *Service, registerer prometheus.Registerer) *metrics {
 		Name: "payments_leases_renewed_total", Help: "Leases renewed because their work took long.",
 	}, func() float64 { return float64(s.leases.Renewed()) })
 	auto.NewCounterFunc(prometheus.CounterOpts{
+		Name: "payments_lease_renewal_failures_total", Help: "Renewals that the database has not carried out. A few in a row, and leases are lost.",
+	}, func() float64 { return float64(s.leases.Failed()) })
+	auto.NewCounterFunc(prometheus.CounterOpts{
 		Name: "payments_purged_answers_total", Help: "Stored answers stripped after their retention.",
 	}, func() float64 { return float64(s.purger.Purged()) })
 	auto.NewCounterFunc(prometheus.CounterOpts{
@@ -78,18 +81,23 @@ func newMetrics(s *Service, registerer prometheus.Registerer) *metrics {
 	if registerer != nil {
 		registerer.MustRegister(backlog{s})
 	}
-	// What has never moved is there all the same, so that an alert can tell zero from absent.
+	// Claims, attempts and looks that have never been are there all the same, so that an alert can tell zero from absent.
 	for _, ending := range chargeEndings {
 		m.chargeTime.WithLabelValues(ending)
 	}
-	for _, result := range idempotency.ClaimResults {
-		m.claims.WithLabelValues(string(result))
+	for _, route := range claimRoutes {
+		for _, result := range idempotency.ClaimResults {
+			m.claims.WithLabelValues(route, string(result))
+		}
 	}
 	for _, ending := range reapEndings {
 		m.reaped.WithLabelValues(string(ending))
 	}
 	return m
 }
+
+// claimRoutes are the routes that take a key.
+var claimRoutes = []string{"/v1/orders", "/v1/orders/{id}/cancel", "/v1/payments", "/v1/payments/{id}/refunds"}
 
 func seconds(t time.Time) float64 {
 	if t.IsZero() {
@@ -100,7 +108,7 @@ func seconds(t time.Time) float64 {
 
 // decided counts what became of a request's claim, and tells the request.
 func (s *Service) decided(claim idempotency.Claim, result idempotency.ClaimResult, subject Subject) {
-	s.metrics.claims.WithLabelValues(string(result)).Inc()
+	s.metrics.claims.WithLabelValues(claim.Request.Route, string(result)).Inc()
 	if claim.Report != nil {
 		*claim.Report = idempotency.Report{Result: result, ResourcePath: subject.Path}
 	}

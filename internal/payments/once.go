@@ -33,8 +33,8 @@ type story interface {
 	intent() Intent
 	// describe is the resource in one line, for an operator.
 	describe() string
-	// processing reports whether the resource has no final status yet.
-	processing() bool
+	// status is the resource's, which is the same for payments and refunds.
+	status() string
 	// accepted answers for a resource that goes on in the background.
 	accepted() idempotency.Answer
 	// record writes the outcome and its answer together. It returns [pgx.ErrNoRows] when the lease was not the present one.
@@ -158,7 +158,7 @@ func (s *Service) judged(clientCtx context.Context, claim idempotency.Claim, wai
 			if err != nil {
 				return idempotency.Answer{}, err
 			}
-			if !stored.processing() {
+			if stored.status() != StatusProcessing {
 				continue // It has become final since the look, and so has its key.
 			}
 			if !resumed {

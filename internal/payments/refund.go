@@ -143,7 +143,7 @@ func (r *refundStory) describe() string {
 	return fmt.Sprintf("refund %s of payment %s: %d %s, %s", r.refund.ID, r.refund.PaymentID, r.refund.Amount, r.refund.Currency, r.refund.Status)
 }
 
-func (r *refundStory) processing() bool { return r.refund.Status == StatusProcessing }
+func (r *refundStory) status() string { return r.refund.Status }
 
 func (r *refundStory) accepted() idempotency.Answer {
 	return r.service.answers.RefundAccepted(r.refund)

@@ -19,6 +19,12 @@ func IsNotNullViolation(err error, table, column string) bool {
 	return ok && pgErr.Code == pgerrcode.NotNullViolation && pgErr.TableName == table && pgErr.ColumnName == column
 }
 
+// IsForeignKeyViolation reports whether err says that a row refers to one that there is not.
+func IsForeignKeyViolation(err error) bool {
+	pgErr, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && pgErr.Code == pgerrcode.ForeignKeyViolation
+}
+
 // IsDeadlock reports whether PostgreSQL rolled the statement back to end a deadlock. Repeating it is safe.
 func IsDeadlock(err error) bool {
 	pgErr, ok := errors.AsType[*pgconn.PgError](err)

@@ -100,6 +100,9 @@ func (p *Pool) Close() {
 	}
 }
 
+// AcquireTimeout is how long a caller waits for a connection.
+func (p *Pool) AcquireTimeout() time.Duration { return p.acquireTimeout }
+
 // Stat is a snapshot of the pool.
 func (p *Pool) Stat() *pgxpool.Stat { return p.pool.Stat() }
 
