@@ -63,3 +63,19 @@ func TestBodyTime(t *testing.T) {
 		}
 	})
 }
+
+func TestOptionsOfTheWholeServerIsARequestLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	s := b.ready(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = fmt.Fprint(conn, "OPTIONS * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+	require.NoError(t, err)
+	answer, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Regexp(t, `^HTTP/1.1 404 `, string(answer))
+	require.Contains(t, string(answer), "X-Request-Id: ")
+	require.Contains(t, string(answer), "/problems/not-found")
+}
