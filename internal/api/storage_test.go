@@ -22,6 +22,7 @@ func storageFacts(s story) []fact {
 		{"RecordOutlivesTheEndOfItsSession", s.recordOutlivesItsSession},
 		{"LeaseIsRenewedWhileTheRecordIsTriedAgain", s.recordKeepsItsLease},
 		{"DatabaseAwayAtTheRecordIs503UnknownAfterFiveSeconds", s.databaseAwayAtRecord},
+		{"RecordsLeaveConnectionsToEverybodyElse", s.recordsLeaveConnections},
 		{"LostAnswerToTheClaimIsNoLostClaim", s.lostAnswerToClaim},
 		{"LostAnswerToTheRecordIsNoLostRecord", s.lostAnswerToRecord},
 		{"LostAnswerToTheReleaseIsNoLostRelease", s.lostAnswerToRelease},
@@ -200,4 +201,32 @@ func (s story) lostAnswerToTakeOver(t *testing.T) {
 		req.from(w.Client).Same(a).Replayed()
 	}
 	require.Len(t, s.ledger(w), 2)
+}
+
+// Of a pool of nine, seven are for records.
+func (s story) recordsLeaveConnections(t *testing.T) {
+	const turns, n = 7, 12
+	w := setup(t, options{DBMaxConns: 10, AcquireTimeout: 2 * time.Second})
+	requests := make([]request, n)
+	for i := range requests {
+		requests[i] = s.new(w.Client, "ok")
+	}
+	gateway := w.Gateway.HoldBefore(s.post, n)
+	answers := servicetest.Go(func() []answer {
+		return servicetest.Race(n, func(i int) answer { return requests[i].from(w.Client) })
+	})
+	for range n {
+		gateway.Arrived()
+	}
+	record := w.Queries.HoldBefore(s.statement("Record"), n)
+	gateway.Release()
+	for range turns {
+		record.Arrived()
+	}
+	w.Do("GET", "/v1/orders", "", "").Is(200)
+	require.Equal(t, turns, w.Queries.Count(s.statement("Record"))-w.Queries.Ended(s.statement("Record")), "the others wait for their turn")
+	record.Release()
+	for _, a := range answers() {
+		a.Is(201).Fresh()
+	}
 }

@@ -303,12 +303,25 @@ func (s *Service) persist(ctx context.Context, a attempt, write func(context.Con
 	ctx, cancel := context.WithTimeout(ctx, RecordBudget)
 	defer cancel()
 	for pause := firstPause; ; pause = min(2*pause, maxPause) {
-		answer, ending, trouble := write(ctx)
+		answer, ending, trouble := s.inTurn(ctx, write)
 		if trouble == nil {
 			return answer, ending
 		}
 		if postgres.IsFault(trouble) || !pauseFor(ctx, pause) {
 			return idempotency.Answer{}, &UnfinishedError{Subject: a.story.subject(), Cause: storageError(trouble)}
 		}
+	}
+}
+
+// inTurn writes when it is this attempt's turn. A gateway that was silent and speaks again ends thousands of attempts at once; were all of
+// them to queue for connections, every look at a payment would stand behind them, and be told that the database is away. So a quarter of
+// the connections is left to everybody else, and the attempts wait for one another here, in the order they came, within their own budget.
+func (s *Service) inTurn(ctx context.Context, write func(context.Context) (answer idempotency.Answer, ending, trouble error)) (answer idempotency.Answer, ending, trouble error) {
+	select {
+	case s.turns <- struct{}{}:
+		defer func() { <-s.turns }()
+		return write(ctx)
+	case <-ctx.Done():
+		return idempotency.Answer{}, nil, ctx.Err()
 	}
 }

@@ -56,6 +56,7 @@ type Service struct {
 	waiters  *idempotency.Waiters
 	purger   *idempotency.Purger
 	metrics  *metrics
+	turns    chan struct{}  // has room for as many attempts as may write their end at once
 	attempts sync.WaitGroup // those running now, background ones included
 }
 
@@ -71,6 +72,8 @@ func New(db, renewals *postgres.Pool, gateway Gateway, answers Answers, settings
 		waiters:  idempotency.NewWaiters(db, log),
 		purger:   idempotency.NewPurger(db, log),
 	}
+	conns := db.Stat().MaxConns()
+	s.turns = make(chan struct{}, max(1, conns-max(1, conns/4)))
 	s.metrics = newMetrics(s, settings.Metrics)
 	s.gateway = countedGateway{gateway, s.metrics.gatewayCalls}
 	return s
