@@ -83,6 +83,9 @@ func New(baseURL string) (*Client, error) {
 			IdleConnTimeout:        30 * time.Second,
 			DisableCompression:     true, // the limit on the answer's size is a limit on what was sent
 			MaxResponseHeaderBytes: 64 << 10,
+			// A request and an answer have a few hundred bytes each. net/http's 4 KiB would be 30 MiB more for 5,000 payments in flight.
+			WriteBufferSize: 1 << 10,
+			ReadBufferSize:  1 << 10,
 		},
 	}, nil
 }
