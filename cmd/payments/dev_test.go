@@ -25,7 +25,7 @@ type dev struct {
 }
 
 // startDev starts it on a directory of its data and returns when it has said where everything is.
-func startDev(t *testing.T, dir string, settings ...string) *dev {
+func startDev(t testing.TB, dir string, settings ...string) *dev {
 	t.Helper()
 	p := start(t, append([]string{"LISTEN_ADDR=127.0.0.1:0", "GATEWAY_LATENCY=" + latency.String()}, settings...), "dev", "--data-dir", dir)
 	curl := p.await(t, &p.stdout, `(?s)\n(curl .*?)\n\n`)

@@ -61,7 +61,7 @@ func (o *output) String() string {
 }
 
 // start runs the program with these settings and no others. It dies with the test.
-func start(t *testing.T, settings []string, args ...string) *program {
+func start(t testing.TB, settings []string, args ...string) *program {
 	t.Helper()
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -111,13 +111,13 @@ func execute(t *testing.T, settings []string, args ...string) (status int, p *pr
 	return p.wait(t), p
 }
 
-func (p *program) signal(t *testing.T, signal syscall.Signal) {
+func (p *program) signal(t testing.TB, signal syscall.Signal) {
 	t.Helper()
 	require.NoError(t, p.cmd.Process.Signal(signal))
 }
 
 // kill is kill -9.
-func (p *program) kill(t *testing.T) {
+func (p *program) kill(t testing.TB) {
 	t.Helper()
 	_ = p.cmd.Process.Kill() // The one error is that it has exited.
 	p.wait(t)
@@ -135,7 +135,7 @@ func (p *program) pause(t *testing.T) {
 func (p *program) resume(t *testing.T) { p.signal(t, syscall.SIGCONT) }
 
 // wait returns the exit status, -1 after a signal.
-func (p *program) wait(t *testing.T) int {
+func (p *program) wait(t testing.TB) int {
 	t.Helper()
 	select {
 	case <-p.exited:
@@ -147,7 +147,7 @@ func (p *program) wait(t *testing.T) int {
 }
 
 // await waits until the process has written what the pattern matches, and returns the pattern's last group.
-func (p *program) await(t *testing.T, out *output, pattern string) string {
+func (p *program) await(t testing.TB, out *output, pattern string) string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
 	for deadline := time.After(patience); ; {
@@ -183,7 +183,7 @@ func (p *program) complaints() []string {
 }
 
 // eventually waits until the fact holds.
-func eventually(t *testing.T, fact string, holds func() bool) {
+func eventually(t testing.TB, fact string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !holds(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -200,7 +200,7 @@ func processState(t *testing.T, pid int) string {
 }
 
 // tool finds a program that a test needs.
-func tool(t *testing.T, name, debian string) string {
+func tool(t testing.TB, name, debian string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
@@ -210,7 +210,7 @@ func tool(t *testing.T, name, debian string) string {
 }
 
 // openDir makes a directory that another account can pass through, which t.TempDir is not for root.
-func openDir(t *testing.T) string {
+func openDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "payments-test-")
 	require.NoError(t, err)

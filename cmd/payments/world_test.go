@@ -65,7 +65,7 @@ func setupWithLatency(t *testing.T, latency time.Duration) *testBundle {
 }
 
 // newMerchant creates a merchant as an operator would and returns its API key.
-func newMerchant(t *testing.T, databaseURL string) string {
+func newMerchant(t testing.TB, databaseURL string) string {
 	t.Helper()
 	status, stdout, stderr := inProcess(t, "merchant", "create", "Shop", "--database-url", databaseURL)
 	require.Zero(t, status, stderr)
@@ -120,12 +120,12 @@ func (b *testBundle) ready(t *testing.T, settings ...string) *service {
 	return s
 }
 
-func (s *service) awaitReady(t *testing.T) {
+func (s *service) awaitReady(t testing.TB) {
 	t.Helper()
 	eventually(t, "the service is ready", func() bool { return s.get(t, "/readyz").status == http.StatusOK })
 }
 
-func (s *service) get(t *testing.T, path string) answer {
+func (s *service) get(t testing.TB, path string) answer {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil)
 	require.NoError(t, err)
@@ -307,7 +307,7 @@ type held struct {
 	open          func() // lets all of them go, now and from now on
 }
 
-func newGateway(t *testing.T, latency time.Duration) *testGateway {
+func newGateway(t testing.TB, latency time.Duration) *testGateway {
 	t.Helper()
 	sim, err := simulator.Open(filepath.Join(t.TempDir(), "ledger"), simulator.Options{Latency: latency})
 	require.NoError(t, err)

@@ -116,3 +116,21 @@ func probe(ctx context.Context, runAs account, dir string) (binaries, error) {
 	b.minor, _ = strconv.Atoi(version[2]) // 0 for a beta, which has none.
 	return b, nil
 }
+
+// Program returns the path of another of PostgreSQL's programs, such as pgbench, from beside the binaries that [Start] would choose. The
+// error says how to get it: what is fetched has the server alone.
+func Program(ctx context.Context, name string) (string, error) {
+	runAs, err := serverAccount()
+	if err != nil {
+		return "", err
+	}
+	b, err := findBinaries(ctx, runAs, 0, Options{})
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(b.dir, name)
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("%s has no %s beside it; install it (Debian, Ubuntu: apt-get install postgresql)", b, name)
+	}
+	return path, nil
+}

@@ -64,6 +64,14 @@ func TestNamedBinDir(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, binaries{dir, 16, 4}, b)
 	})
+	t.Run("HasTheOtherProgramsBesideIt", func(t *testing.T) {
+		_, err := Program(t.Context(), "pgbench")
+		require.ErrorContains(t, err, "apt-get install")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "pgbench"), script, 0o755))
+		path, err := Program(t.Context(), "pgbench")
+		require.NoError(t, err)
+		require.Equal(t, filepath.Join(dir, "pgbench"), path)
+	})
 	t.Run("OfAnotherVersionThanTheDataIsAnError", func(t *testing.T) {
 		_, err := findBinaries(t.Context(), runAs, 15, Options{})
 		require.ErrorContains(t, err, "it is version 16 and the data is of version 15")

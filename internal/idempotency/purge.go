@@ -47,19 +47,20 @@ func (p *Purger) LastRound() time.Time {
 
 // Run purges until ctx ends. Errors are logged and tried again.
 func (p *Purger) Run(ctx context.Context) error {
+	pause := purgeInterval // The first, too: what starts has clients to serve before.
 	for {
-		purged, err := p.RunOnce(ctx)
-		if err != nil && ctx.Err() == nil {
-			p.log.WarnContext(ctx, "purge was cut short", "error", err)
-		}
-		pause := purgeInterval
-		if purged == purgeBatch {
-			pause = purgePause
-		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(pause):
+		}
+		purged, err := p.RunOnce(ctx)
+		if err != nil && ctx.Err() == nil {
+			p.log.WarnContext(ctx, "purge was cut short", "error", err)
+		}
+		pause = purgeInterval
+		if purged == purgeBatch {
+			pause = purgePause
 		}
 	}
 }

@@ -20,6 +20,7 @@ type Queries struct {
 	counts map[string]int
 	ended  map[string]int
 	sql    map[string]string
+	args   map[string][]any
 	hooks  map[string][]*hook
 	holds  []func()
 }
@@ -30,7 +31,7 @@ type hook struct {
 }
 
 func newQueries(t testing.TB) *Queries {
-	return &Queries{t: t, counts: map[string]int{}, ended: map[string]int{}, sql: map[string]string{}, hooks: map[string][]*hook{}}
+	return &Queries{t: t, counts: map[string]int{}, ended: map[string]int{}, sql: map[string]string{}, args: map[string][]any{}, hooks: map[string][]*hook{}}
 }
 
 // TraceQueryStart implements [pgx.QueryTracer].
@@ -39,7 +40,7 @@ func (q *Queries) TraceQueryStart(ctx context.Context, conn *pgx.Conn, data pgx.
 	var run []func(*pgx.Conn)
 	q.mu.Lock()
 	q.counts[name]++
-	q.sql[name] = data.SQL
+	q.sql[name], q.args[name] = data.SQL, data.Args
 	for _, h := range q.hooks[name] {
 		if h.times > 0 {
 			h.times--
@@ -121,4 +122,11 @@ func (q *Queries) SQL() map[string]string {
 	texts := make(map[string]string, len(q.sql))
 	maps.Copy(texts, q.sql)
 	return texts
+}
+
+// Args are the values with which a statement was sent last.
+func (q *Queries) Args(name string) []any {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.args[name]
 }

@@ -58,6 +58,7 @@ type Options struct {
 	RateLimit      float64       // off if zero
 	Background     bool          // run what serve runs beside the requests: renewals, wake-ups, reaper and purge
 	Link           bool          // put World.Link between the replicas and the database
+	Quiet          bool          // do not repeat in a failure what the replicas have logged: a benchmark's are a hundred thousand lines
 
 	// Gateway, if set, is put between a replica and the gateway's client.
 	Gateway func(payments.Gateway) payments.Gateway
@@ -250,7 +251,7 @@ func (w *World) NewReplica(options Options) *Replica {
 		client.CloseIdleConnections()
 		renewals.Close()
 		pool.Close()
-		if w.t.Failed() {
+		if w.t.Failed() && !options.Quiet {
 			w.t.Logf("%s\n%s", r.URL, r.Log)
 		}
 	})
