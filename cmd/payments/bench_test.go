@@ -491,3 +491,70 @@ func reportStart(b *testing.B, longest, budget time.Duration) {
 		b.Errorf("the longest start took %s, and the budget is %s", longest, budget)
 	}
 }
+
+// BenchmarkReadiness tells how long who routes the traffic waits for its answer while the service is abused: by a thousand clients that never
+// finish their headers, and by ten times as many payments as it takes.
+func BenchmarkReadiness(b *testing.B) {
+	const (
+		budget   = 100 * time.Millisecond
+		interval = 10 * time.Millisecond
+	)
+	report := func(b *testing.B, looks []servicetest.Took) {
+		b.Helper()
+		p99 := servicetest.P99(looks)
+		b.ReportMetric(0, "ns/op")
+		b.ReportMetric(milliseconds(p99), "readyz-p99-ms")
+		b.ReportMetric(milliseconds(looks[len(looks)-1].Took), "readyz-max-ms")
+		if p99 >= budget {
+			b.Errorf("the p99 of /readyz is %s, and the budget is %s", p99, budget)
+		}
+	}
+	look := func(c *servicetest.Caller, _ int) error {
+		return c.Send(http.StatusOK, http.MethodGet, "/readyz", "", "")
+	}
+
+	b.Run("SlowClients", func(b *testing.B) {
+		const slow = 1000
+		s := newStage(b, newQuickGateway(b))
+		for b.Loop() {
+			slowClients(b, s.service, slow)
+			// As long as the service bears with them.
+			report(b, servicetest.Every(b, servicetest.NewCallers(b, 20, s.url, s.apiKey), interval, servicetest.For(readHeaderTimeout), look))
+		}
+	})
+
+	b.Run("Overload", func(b *testing.B) {
+		const (
+			most      = 100
+			latency   = 800 * time.Millisecond
+			perSecond = 10 * most * int(time.Second) / int(latency)
+			lasts     = 10 * time.Second
+		)
+		s := newStage(b, "http://"+newGateway(b, latency).address, fmt.Sprintf("MAX_IN_FLIGHT=%d", most))
+		for b.Loop() {
+			orders := s.newOrders(b, 2*perSecond*int(lasts.Seconds()))
+			payers := servicetest.NewCallers(b, 2*most+perSecond/10, s.url, s.apiKey)
+			var paid, refused atomic.Int64
+			stop, done := servicetest.For(lasts), make(chan struct{})
+			go func() {
+				defer close(done)
+				servicetest.Every(b, payers, time.Second/time.Duration(perSecond), stop, func(c *servicetest.Caller, i int) error {
+					err := pay(c, orders[i])
+					switch {
+					case err == nil:
+						paid.Add(1)
+					case strings.Contains(err.Error(), "/problems/overloaded"):
+						refused.Add(1)
+						err = nil
+					}
+					return err
+				})
+			}()
+			looks := servicetest.Every(b, servicetest.NewCallers(b, 20, s.url, s.apiKey), interval, servicetest.For(lasts), look)
+			<-done
+			report(b, looks)
+			b.ReportMetric(float64(paid.Load())/lasts.Seconds(), "paid/s")
+			b.ReportMetric(float64(refused.Load())/lasts.Seconds(), "refused/s")
+		}
+	})
+}
