@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	pgxuuid "github.com/vgarvardt/pgx-google-uuid/v5"
 )
 
 // StatementTimeout bounds one statement. The slowest of them, a batch of the purge, takes tens of milliseconds; whatever takes five
@@ -62,8 +63,9 @@ func Open(ctx context.Context, databaseURL string, opts Options) (*Pool, error) 
 	setDefault(config.ConnConfig.RuntimeParams, "lock_timeout", milliseconds(StatementTimeout))
 	setDefault(config.ConnConfig.RuntimeParams, "idle_in_transaction_session_timeout", milliseconds(2*StatementTimeout))
 	setDefault(config.ConnConfig.RuntimeParams, "application_name", "payments")
-	// Whatever the server's time zone and this process's, a time read is in UTC.
+	// Whatever the server's time zone and this process's, a time read is in UTC; and an id goes as the bytes that it is, not by way of its text.
 	config.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		pgxuuid.Register(conn.TypeMap())
 		conn.TypeMap().RegisterType(&pgtype.Type{
 			Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC},
 		})
