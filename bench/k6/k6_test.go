@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -28,8 +29,7 @@ func TestScripts(t *testing.T) {
 		if os.Getenv("CI") != "" {
 			t.Fatal(sentence)
 		}
-		t.Log(sentence)
-		return
+		t.Skip(sentence)
 	}
 	program := filepath.Join(t.TempDir(), "payments")
 	build, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, "example.com/payments/cmd/payments").CombinedOutput()
@@ -54,22 +54,31 @@ func TestScripts(t *testing.T) {
 	require.NoError(t, err, string(out))
 	require.Contains(t, string(out), "# pass 2", string(out))
 
+	sent := 0
+	for _, told := range regexp.MustCompile(`# keys sent: (\d+)`).FindAllStringSubmatch(string(out), -1) {
+		n, err := strconv.Atoi(told[1])
+		require.NoError(t, err)
+		sent += n
+	}
+	// Three spread ones, and one for each second in which the hot ones ran.
+	require.GreaterOrEqual(t, sent, 4, string(out))
+
 	response, err := http.Get(gateway + "/charges")
 	require.NoError(t, err)
 	defer response.Body.Close()
 	var ledger struct {
 		Data []struct {
-			Key string `json:"key"`
+			Status string `json:"status"`
 		} `json:"data"`
 	}
 	require.NoError(t, json.NewDecoder(response.Body).Decode(&ledger))
-	// Three spread ones, and one for each second in which the hot ones ran.
-	require.GreaterOrEqual(t, len(ledger.Data), 4)
-	charged := map[string]int{}
+	approved := 0
 	for _, charge := range ledger.Data {
-		charged[charge.Key]++
-		require.Equal(t, 1, charged[charge.Key])
+		if charge.Status == "approved" {
+			approved++
+		}
 	}
+	require.Equal(t, sent, approved, "charges for the keys that were sent")
 }
 
 // serve starts a command that listens, and returns the address from its log. It is stopped when the test ends.

@@ -23,7 +23,11 @@ const worker = new Worker(
 worker.unref();
 port1.unref();
 
+// The keys of payments that were sent.
+export const paymentKeys = new Set();
+
 function post(url, body, params = {}) {
+  if (url.endsWith('/v1/payments')) paymentKeys.add(params.headers['Idempotency-Key']);
   port1.postMessage({ url, init: { method: 'POST', body, headers: params.headers } });
   // Half a minute, more than any answer of the service takes.
   if (Atomics.wait(signal, 0, 0, 30_000) === 'timed-out') throw new Error(`no answer from ${url}`);
