@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"example.com/payments/internal/idempotency"
@@ -71,32 +74,8 @@ var promises = []struct {
 	{"OneOfFiftyWinsAndOneChargeIsMade", func(w *world) error {
 		replicas := []*process{w.process(), w.process()}
 		req := w.request("gate-of-50")
-		var start, done sync.WaitGroup
-		start.Add(1)
-		ended := make([]paid, 50)
-		for i := range ended {
-			done.Go(func() {
-				start.Wait()
-				answer, err := replicas[i%2].Pay(context.Background(), repeat(req))
-				ended[i] = paid{answer, err}
-			})
-		}
-		start.Done()
-		done.Wait()
-		winners := 0
-		for _, p := range ended {
-			switch {
-			case p.err == nil && !p.answer.Replayed:
-				winners++
-			case p.err == nil, isInFlight(p.err):
-			default:
-				return fmt.Errorf("a loser met %w", p.err)
-			}
-		}
-		if winners != 1 || w.charges(req) != 1 {
-			return fmt.Errorf("%d winners, %d charges", winners, w.charges(req))
-		}
-		return expect(w.payments("succeeded"), 1, "payments")
+		winners, err := race(50, func(i int) (idempotency.Answer, error) { return replicas[i%2].Pay(context.Background(), repeat(req)) })
+		return errors.Join(err, expect(winners, 1, "winners"), expect(w.charges(req), 1, "charges"), expect(w.payments("succeeded"), 1, "payments"))
 	}},
 
 	{"ARepeatGetsTheSameBytes", func(w *world) error {
@@ -108,6 +87,39 @@ var promises = []struct {
 			expect(string(second.Body), string(first.Body), "body"), expect(second.Status, first.Status, "status"),
 			expect(second.Headers["Location"], first.Headers["Location"], "location"), expect(second.RequestID, first.RequestID, "request"),
 			expect(w.charges(req), 1, "charges"))
+	}},
+
+	{PromiseSpent, func(w *world) error {
+		p := w.process()
+		req := w.request("spent")
+		first := must(p.Pay(w.t.Context(), req))
+		w.endRetention(req)
+		spent := func() error {
+			// Whatever it asks for: that it is spent comes before that it was used for something else.
+			for _, again := range []payments.NewPayment{repeat(req), w.request("spent")} {
+				answer, err := p.Pay(w.t.Context(), again)
+				expired, ok := errors.AsType[*idempotency.ExpiredError](err)
+				if !ok && err == nil {
+					require.Equal(w.t, string(first.Body), string(answer.Body), "not the key's only payment")
+					return fmt.Errorf("a repeat got %d with the first one's payment", answer.Status)
+				}
+				if !ok {
+					return fmt.Errorf("a repeat met %w", err)
+				}
+				if err := expect(expired.ResourcePath, first.Headers["Location"], "location"); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		err := spent()
+		if err == nil {
+			_, purgeErr := idempotency.NewPurger(w.admin, slog.New(slog.DiscardHandler)).RunOnce(w.t.Context())
+			require.NoError(w.t, purgeErr)
+			err = spent() // for ever: also when the answer has been stripped
+		}
+		require.Equal(w.t, 1, w.charges(req))
+		return err
 	}},
 
 	{"ATwinIsToldThatItIsInFlight", func(w *world) error {
@@ -122,6 +134,22 @@ var promises = []struct {
 		}
 		gate.pass()
 		return errors.Join(wait(w.t, first).err, expect(w.charges(req), 1, "charges"))
+	}},
+
+	// By its id, so that a client may look it up instead of asking again.
+	{PromiseNamed, func(w *world) error {
+		p, gate := w.process(), newGate(w.t)
+		p.gateway.Arrived = gate.stop
+		req := w.request("named")
+		first := p.start(req)
+		gate.await(w.t)
+		inFlight, ok := errors.AsType[*idempotency.InFlightError](second(p.Pay(w.t.Context(), repeat(req))))
+		require.True(w.t, ok)
+		var id uuid.UUID
+		require.NoError(w.t, w.admin.QueryRow(w.t.Context(), "SELECT id FROM payments WHERE order_id = $1", req.OrderID).Scan(&id))
+		gate.pass()
+		require.NoError(w.t, wait(w.t, first).err)
+		return expect(inFlight.Record.ResourceID, id, "payment in flight")
 	}},
 
 	{"HoldsNoConnectionWhileTheGatewayIsSlow", func(w *world) error {
@@ -159,26 +187,8 @@ var promises = []struct {
 	{"TwinsForTwoOrdersAreOneWinnerAndMismatches", func(w *world) error {
 		p := w.process()
 		requests := []payments.NewPayment{w.request("two-orders"), w.request("two-orders")}
-		var group sync.WaitGroup
-		ended := make([]paid, 20)
-		for i := range ended {
-			group.Go(func() {
-				answer, err := p.Pay(context.Background(), repeat(requests[i%2]))
-				ended[i] = paid{answer, err}
-			})
-		}
-		group.Wait()
-		winners := 0
-		for _, got := range ended {
-			switch {
-			case got.err == nil && !got.answer.Replayed:
-				winners++
-			case got.err == nil, isInFlight(got.err), errors.Is(got.err, idempotency.ErrKeyReused):
-			default:
-				return fmt.Errorf("a loser met %w", got.err)
-			}
-		}
-		return errors.Join(expect(winners, 1, "winners"), expect(w.charges(requests[0]), 1, "charges"))
+		winners, err := race(20, func(i int) (idempotency.Answer, error) { return p.Pay(context.Background(), repeat(requests[i%2])) }, idempotency.ErrKeyReused)
+		return errors.Join(err, expect(winners, 1, "winners"), expect(w.charges(requests[0]), 1, "charges"))
 	}},
 
 	{"ASecondKeyCannotPayTheOrderAgain", func(w *world) error {
@@ -278,38 +288,19 @@ var promises = []struct {
 		gate.await(w.t)
 		dead.kill()
 		w.endLease(req)
-		var group sync.WaitGroup
-		ended := make([]paid, 20)
-		for i := range ended {
-			group.Go(func() {
-				answer, err := alive.Pay(context.Background(), repeat(req))
-				ended[i] = paid{answer, err}
-			})
-		}
-		group.Wait()
-		winners := 0
-		for _, got := range ended {
-			switch {
-			case got.err == nil && !got.answer.Replayed:
-				winners++
-			case got.err == nil, isInFlight(got.err):
-			default:
-				return fmt.Errorf("a loser met %w", got.err)
-			}
-		}
-		return errors.Join(expect(winners, 1, "winners"), expect(w.charges(req), 1, "charges"))
+		winners, err := race(20, func(int) (idempotency.Answer, error) { return alive.Pay(context.Background(), repeat(req)) })
+		return errors.Join(err, expect(winners, 1, "winners"), expect(w.charges(req), 1, "charges"))
 	}},
 
 	// The first holder was paused, not dead. It comes back when another has the key, and then when that one has ended.
 	{"ALateHolderChangesNothingAndAnswersWithWhatIsStored", func(w *world) error {
-		late, alive, lateGate, aliveGate := w.process(), w.process(), newGate(w.t), newGate(w.t)
+		late, alive, lateGate := w.process(), w.process(), newGate(w.t)
 		late.gateway.Charged = lateGate.stop
 		req := w.request("late")
 		lateEnded := late.start(req)
 		lateGate.await(w.t)
 		w.endLease(req)
 		answer := must(alive.Pay(w.t.Context(), repeat(req)))
-		aliveGate.pass()
 		before := w.versions()
 		lateGate.pass()
 		got := wait(w.t, lateEnded)
@@ -378,6 +369,33 @@ var promises = []struct {
 		}
 		return errors.Join(err, wait(w.t, slowEnded).err, expect(w.charges(req), 1, "charges"))
 	}},
+}
+
+// race sends requests from one gate and counts those that win. A loser gets the stored answer, is told that another request is at work, or
+// meets one of the errors that are allowed; anything else is returned.
+func race(n int, pay func(i int) (idempotency.Answer, error), allowed ...error) (winners int, err error) {
+	var start, done sync.WaitGroup
+	start.Add(1)
+	ended := make([]paid, n)
+	for i := range ended {
+		done.Go(func() {
+			start.Wait()
+			answer, err := pay(i)
+			ended[i] = paid{answer, err}
+		})
+	}
+	start.Done()
+	done.Wait()
+	for _, got := range ended {
+		switch {
+		case got.err == nil && !got.answer.Replayed:
+			winners++
+		case got.err == nil, isInFlight(got.err), slices.ContainsFunc(allowed, func(err error) bool { return errors.Is(got.err, err) }):
+		default:
+			return winners, fmt.Errorf("a loser met %w", got.err)
+		}
+	}
+	return winners, nil
 }
 
 // awaitLockWait returns when a session of the process waits for a lock.

@@ -33,6 +33,9 @@ const onePaymentPerKey = "one_payment_per_gateway_key"
 //	killed at 5   the next claim meets the unique index and makes the answer again from the payment
 //	Redis emptied at any of them: as if the TTL had ended, with the holder alive
 //
+// Later, when the retention of the answer has ended, Redis has no entry again, and it is as if it had been killed at 5: a spent key and a
+// lost answer are one and the same here.
+//
 // The TTL is a promise that nothing takes longer. It is checked against what may take long, when the strategy is built; a pause of the
 // process is not on that list and cannot be.
 type redisSetNX struct {

@@ -66,6 +66,8 @@ const (
 	PromiseTogether = "ACrashBeforeTheWriteLeavesTheKeyFree"
 	PromiseOneWrite = "NobodyElseHoldsTheKeyWhileTheWriteIsUnderWay"
 	PromiseDurable  = "TheAnswerOutlivesARestartOfItsStore"
+	PromiseSpent    = "AKeyPastItsRetentionIsSpentForEver"
+	PromiseNamed    = "ATwinIsToldWhichPaymentIsInFlight"
 )
 
 // Kinds has every strategy, the default first, in the order of the package's comment.
@@ -95,6 +97,8 @@ func Kinds() []Kind {
 				PromiseTogether: "the claim is in Redis and the payment is not in PostgreSQL yet: until the TTL ends every repeat is told that it is in progress, and nobody is at work",
 				PromiseOneWrite: "the check of the token is in Redis and the write in PostgreSQL: between the two the TTL can end and the key change hands",
 				PromiseDurable:  "Redis comes back empty: the answer is made again from the payment's row, which does not know for whom it was made first, nor the fingerprint",
+				PromiseSpent:    "the entry is gone when its retention ends, and nothing in PostgreSQL knows of that end: a repeat gets 201, made again from the payment's row, where it should get 410",
+				PromiseNamed:    "the claim is made before there is a payment: an id that is put there with it may be of a payment that never comes to be, and one that is put there afterwards costs every payment one more round trip",
 			},
 		},
 		{

@@ -182,6 +182,22 @@ WHERE merchant_id = $1 AND key = $2 AND state = 'in_progress'`, w.merchantID, st
 	require.EqualValues(w.t, 1, tag.RowsAffected(), "there is a lease to end")
 }
 
+// endRetention moves the end of the stored answer's retention into the past. In Redis the entry then expires, which must have been coming.
+func (w *world) endRetention(req payments.NewPayment) {
+	w.t.Helper()
+	if w.kind.Redis {
+		left := w.redis.PTTL(context.Background(), redisName(w.merchantID, req.Claim.Key)).Val()
+		require.Positive(w.t, left, "the entry does not expire")
+		require.LessOrEqual(w.t, left, settings("").KeyRetention)
+		require.NoError(w.t, w.redis.Del(context.Background(), redisName(w.merchantID, req.Claim.Key)).Err())
+		return
+	}
+	tag, err := w.admin.Exec(context.Background(), `UPDATE idempotency_keys SET expires_at = now() - interval '1 ms'
+WHERE merchant_id = $1 AND key = $2 AND state = 'done'`, w.merchantID, string(req.Claim.Key))
+	require.NoError(w.t, err)
+	require.EqualValues(w.t, 1, tag.RowsAffected(), "there is a retention to end")
+}
+
 func (w *world) charges(req payments.NewPayment) int {
 	return w.ledger.Charges(payments.GatewayKey(payments.IntentCharge, w.merchantID, string(req.Claim.Key)))
 }
