@@ -26,8 +26,11 @@ const (
 	// Orders that are made for a slice: more than any of the strategies pays in that time. When they are used up, the slice ends early.
 	spreadOrdersPerSecond = 6000
 	hotOrdersPerSecond    = 2000
-	// A warm pool has its connections and has prepared its statements.
-	warmUp = 250 * time.Millisecond
+	// A connection is warm when it has prepared what winners and losers send. Which one a request gets is chance: of ten intents for each, with
+	// a claim and a record in each, one connection in a million has seen but the one or the other.
+	warmIntentsPerConnection = 10
+	// Of a hot key: all clients but one are losers, five times.
+	warmHotIntents = 5
 	// Requests under way at once in an open loop. Beyond this a machine is not being measured any more but flooded.
 	inFlightMax = 5000
 )
@@ -77,7 +80,6 @@ type measurement struct {
 	walBytes                int64
 	charged, doubled        int
 	deadTuples              int64
-	deadIntents             int // those that the dead tuples are of
 }
 
 // round is one slice's part of the cell.
@@ -110,10 +112,6 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	// What earlier slices have left behind is not this one's.
-	if _, err := conn.Exec(ctx, "VACUUM (ANALYZE) idempotency_keys, payments, orders, events"); err != nil {
-		return err
-	}
 	orders, err := l.orders(ctx, conn, m.orders())
 	if err != nil {
 		return err
@@ -136,20 +134,22 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	defer group.Wait()
 	defer stop()
 
+	orders = orders[m.warm(ctx, strategy, l.merchantID, orders, number):]
+	// What earlier slices and the warm-up have left behind is not this one's. It is taken away, not only subtracted: pages are pruned in
+	// passing, and what the slice prunes of others' would count against what it leaves itself.
+	if err := m.tellStatistics(ctx, parts.DB); err != nil {
+		return err
+	}
+	if _, err := conn.Exec(ctx, "VACUUM (ANALYZE) idempotency_keys, payments, orders, events"); err != nil {
+		return err
+	}
+	tracer.take()
+	gateway.Ledger, gateway.Latency = labgateway.NewLedger(), m.cell.Gateway
+
 	dead, err := deadTuples(ctx, conn)
 	if err != nil {
 		return err
 	}
-
-	// Warm: the same load, with nothing recorded and no latency, so that the slow cells are warm as soon as the quick ones.
-	warmCtx, cancel := context.WithTimeout(ctx, warmUp)
-	used := m.drive(warmCtx, strategy, l.merchantID, orders, fmt.Sprintf("warm-%d", number), func(*trace, idempotency.Answer, error) {})
-	cancel()
-	orders = orders[used:]
-	tracer.take()
-	warmed, _ := gateway.Ledger.Totals()
-	gateway.Ledger, gateway.Latency = labgateway.NewLedger(), m.cell.Gateway
-
 	wal, err := walPosition(ctx, conn)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	var mu sync.Mutex
 	begin := time.Now()
 	sliceCtx, cancel := context.WithTimeout(ctx, m.load.Slice)
-	used = m.drive(sliceCtx, strategy, l.merchantID, orders, fmt.Sprintf("slice-%d", number), func(t *trace, answer idempotency.Answer, err error) {
+	used := m.drive(sliceCtx, strategy, l.merchantID, orders, fmt.Sprintf("slice-%d", number), func(t *trace, answer idempotency.Answer, err error) {
 		whole := time.Since(t.due)
 		mu.Lock()
 		defer mu.Unlock()
@@ -192,41 +192,82 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	m.acquired += statAfter.AcquireCount() + statAfter.CanceledAcquireCount() - statBefore.AcquireCount() - statBefore.CanceledAcquireCount()
 	m.emptyAcquires += statAfter.EmptyAcquireCount() - statBefore.EmptyAcquireCount()
 	m.walBytes += walAfter - wal
-	// A session tells its statistics once a second at most, so those of the warm-up cannot be told apart.
 	m.deadTuples += deadAfter - dead
-	m.deadIntents += warmed + charged
 	m.charged += charged
 	m.doubled += doubled
 	return ctx.Err()
 }
 
-// orders is how many a slice may use, with its warm-up, which has no latency.
+// orders is how many a slice may use, with its warm-up.
 func (m *measurement) orders() int {
 	perSecond := float64(spreadOrdersPerSecond)
 	if m.cell.Shape == shapeHot {
 		perSecond = hotOrdersPerSecond
 	}
-	measured := perSecond
 	if m.load.Rate > 0 {
-		perSecond, measured = m.load.Rate, m.load.Rate
+		perSecond = m.load.Rate
 	} else if m.cell.Gateway > 0 {
-		measured = min(measured, 2*float64(m.load.Clients)/m.cell.Gateway.Seconds())
+		perSecond = min(perSecond, 2*float64(m.load.Clients)/m.cell.Gateway.Seconds())
 	}
-	return int(perSecond*warmUp.Seconds()+measured*m.load.Slice.Seconds()) + m.load.Clients + 1
+	return m.warmIntents() + warmHotIntents + int(perSecond*m.load.Slice.Seconds()) + m.load.Clients + 1
+}
+
+// warmIntents is never so few that chance has nothing to work with.
+func (m *measurement) warmIntents() int { return max(warmIntentsPerConnection*m.load.Pool, 100) }
+
+// warm sends what the slice will send, with nothing recorded and no latency, so that the slow cells are warm as soon as the quick ones; and
+// where winners are few, winners first. It returns how many orders were used.
+func (m *measurement) warm(ctx context.Context, strategy strategies.Strategy, merchantID uuid.UUID, orders []uuid.UUID, number int) int {
+	send := sender(ctx, strategy, merchantID, orders, fmt.Sprintf("warm-%d", number), func(*trace, idempotency.Answer, error) {})
+	losers := func(int) bool { return m.load.Retries > 0 }
+	used := spread(ctx, m.load.Clients, m.warmIntents(), losers, send)
+	if m.cell.Shape == shapeHot {
+		used += hot(ctx, m.load.Clients, warmHotIntents, func(n int, due time.Time) { send(used+n, due) })
+	}
+	return used
+}
+
+// tellStatistics lets every session of the pool tell its statistics, which it else does once a second at most, so that the warm-up's are not
+// told in the slice.
+func (m *measurement) tellStatistics(ctx context.Context, pool *postgres.Pool) error {
+	var all, group sync.WaitGroup
+	all.Add(m.load.Pool)
+	errs := make([]error, m.load.Pool)
+	for i := range errs {
+		group.Go(func() {
+			here := sync.OnceFunc(all.Done)
+			defer here()
+			errs[i] = pool.BeginFunc(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT pg_stat_force_next_flush()")
+				here()
+				all.Wait() // Until then nobody gives a connection back, so each has one of its own.
+				return err
+			})
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// sender sends the n-th order's intent, with a key that begins with the prefix.
+func sender(ctx context.Context, strategy strategies.Strategy, merchantID uuid.UUID, orders []uuid.UUID, prefix string,
+	ended func(*trace, idempotency.Answer, error),
+) request {
+	// The requests outlive the slice: what was begun comes to its end and is measured.
+	requests := context.WithoutCancel(ctx)
+	return func(n int, due time.Time) {
+		t := &trace{due: due}
+		req := strategies.NewRequest(merchantID, orders[n], idempotency.Key(fmt.Sprintf("%s-%d", prefix, n)))
+		answer, err := strategy.Pay(withTrace(requests, t), req)
+		ended(t, answer, err)
+	}
 }
 
 // drive puts the load on the strategy and returns how many orders were used.
 func (m *measurement) drive(ctx context.Context, strategy strategies.Strategy, merchantID uuid.UUID, orders []uuid.UUID, prefix string,
 	ended func(*trace, idempotency.Answer, error),
 ) int {
-	// The requests outlive the slice: what was begun comes to its end and is measured.
-	requests := context.WithoutCancel(ctx)
-	send := func(n int, due time.Time) {
-		t := &trace{due: due}
-		req := strategies.NewRequest(merchantID, orders[n], idempotency.Key(fmt.Sprintf("%s-%s-%d", prefix, m.cell.Shape, n)))
-		answer, err := strategy.Pay(withTrace(requests, t), req)
-		ended(t, answer, err)
-	}
+	send := sender(ctx, strategy, merchantID, orders, prefix, ended)
 	again := func(int) bool { return m.load.Retries > 0 && rand.Float64() < m.load.Retries }
 	switch {
 	case m.load.Rate > 0 && m.cell.Shape == shapeHot:

@@ -15,9 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"example.com/payments/internal/idempotency/strategies"
+	"example.com/payments/internal/postgres"
 )
 
 func TestMain(m *testing.M) {
@@ -126,6 +128,58 @@ func TestRun(t *testing.T) {
 			require.NotContains(t, string(page), outside)
 		}
 	})
+}
+
+// A loser by violation is charged for what the driver does about its error, which no query's trace shows.
+func TestTracerCountsTheExchangesOnTheWire(t *testing.T) {
+	t.Parallel()
+	shared := openLabFor(t)
+	address, err := shared.database(t.Context(), strategies.Kinds()[0])
+	require.NoError(t, err)
+	traced := newTracer()
+	db, err := postgres.Open(t.Context(), address, postgres.Options{MaxConns: 1, AcquireTimeout: 20 * time.Second, Tracer: traced})
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	const insert = "INSERT INTO claims (key) VALUES ($1)"
+	_, err = db.Exec(t.Context(), "CREATE TABLE claims (key text PRIMARY KEY); INSERT INTO claims VALUES ('key')")
+	require.NoError(t, err)
+	require.NoError(t, db.BeginFunc(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Prepare(ctx, "claim", insert)
+		return err
+	}))
+
+	for _, loser := range []struct {
+		name  string
+		claim []any
+		says  string // why it has lost
+		wire  int    // exchanges, with the read that follows
+	}{
+		{"OnConflict", []any{insert + " ON CONFLICT DO NOTHING", "key"}, "", 2},
+		{"AViolationOfACachedStatement", []any{insert + " RETURNING key", "key"}, "23505", 4},
+		{"AViolationOfACachedDescription", []any{insert + " RETURNING 1", pgx.QueryExecModeCacheDescribe, "key"}, "23505", 3},
+		{"AViolationOfAStatementPreparedByName", []any{"claim", "key"}, "23505", 2},
+	} {
+		t.Run(loser.name, func(t *testing.T) {
+			lose := func() int {
+				counted := &trace{}
+				ctx := withTrace(t.Context(), counted)
+				_, err := db.Exec(ctx, loser.claim[0].(string), loser.claim[1:]...)
+				if loser.says == "" {
+					require.NoError(t, err)
+				} else {
+					require.ErrorContains(t, err, loser.says)
+				}
+				_, err = db.Exec(ctx, "SELECT FROM claims WHERE key = $1", "key")
+				require.NoError(t, err)
+				require.Zero(t, counted.held)
+				return counted.postgres
+			}
+			lose() // The first prepares the statements.
+			for range 3 {
+				require.Equal(t, loser.wire, lose())
+			}
+		})
+	}
 }
 
 func TestFlagsAreChecked(t *testing.T) {

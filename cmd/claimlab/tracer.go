@@ -4,9 +4,11 @@ import (
 	"context"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -18,7 +20,7 @@ import (
 type trace struct {
 	due       time.Time     // when it should have begun; in a closed loop, when it did
 	claimed   time.Duration // from due to the call of the gateway; 0 if it did not come to that
-	postgres  int           // round trips, those not counted that prepare a statement, once for each connection
+	postgres  int           // round trips that it waited for, whatever they were for
 	redis     int
 	held      int // connections held now
 	heldThere int // connections held when the gateway was called
@@ -30,7 +32,7 @@ func withTrace(ctx context.Context, t *trace) context.Context {
 	return context.WithValue(ctx, traceKey{}, t)
 }
 
-// of returns the request's trace, or one that nobody reads.
+// traceOf returns the request's trace, or one that nobody reads.
 func traceOf(ctx context.Context) *trace {
 	if t, ok := ctx.Value(traceKey{}).(*trace); ok {
 		return t
@@ -40,11 +42,21 @@ func traceOf(ctx context.Context) *trace {
 
 // tracer counts the exchanges of a pool and of a Redis client, and adds up the time in which a transaction was open and nothing was asked
 // of it.
+//
+// The exchanges with PostgreSQL are counted on the wire, because what pgx does of its own accord is in no query's trace: it prepares a
+// statement before it first sends it on a connection, and when one has ended in an error it closes it before whatever comes next there, and
+// prepares it anew. Whoever has the connection then waits for that, so it is counted to that request, whoever's error it was.
 type tracer struct {
 	mu     sync.Mutex
-	owner  map[*pgx.Conn]*trace    // who has the connection
+	owner  map[*pgx.Conn]tenancy   // who has the connection
 	idle   map[*pgx.Conn]time.Time // since when it has stood idle in a transaction
 	totals traceTotals
+}
+
+// tenancy is the time for which a request has a connection.
+type tenancy struct {
+	request *trace
+	before  int64 // exchanges on the connection, until then
 }
 
 type traceTotals struct {
@@ -53,7 +65,7 @@ type traceTotals struct {
 }
 
 func newTracer() *tracer {
-	return &tracer{owner: make(map[*pgx.Conn]*trace), idle: make(map[*pgx.Conn]time.Time)}
+	return &tracer{owner: make(map[*pgx.Conn]tenancy), idle: make(map[*pgx.Conn]time.Time)}
 }
 
 // take returns what has been added up, and begins anew.
@@ -65,9 +77,41 @@ func (t *tracer) take() traceTotals {
 	return totals
 }
 
+// TraceConnectStart implements [pgx.ConnectTracer]. It is the one place in which the lab comes by the service's own connections.
+func (t *tracer) TraceConnectStart(ctx context.Context, data pgx.TraceConnectStartData) context.Context {
+	data.ConnConfig.AfterNetConnect = func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
+		return &countingConn{Conn: conn}, nil
+	}
+	return ctx
+}
+
+func (t *tracer) TraceConnectEnd(context.Context, pgx.TraceConnectEndData) {}
+
+// countingConn counts exchanges: something was written, and then something was read.
+type countingConn struct {
+	net.Conn
+	asked     atomic.Bool
+	exchanges atomic.Int64
+}
+
+func (c *countingConn) Write(b []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(b)
+}
+
+func (c *countingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.asked.CompareAndSwap(true, false) {
+		c.exchanges.Add(1)
+	}
+	return n, err
+}
+
+// exchanges is how many there have been on a connection that the tracer has seen opened.
+func exchanges(conn *pgx.Conn) int64 { return conn.PgConn().Conn().(*countingConn).exchanges.Load() }
+
 // TraceQueryStart implements [pgx.QueryTracer]. BEGIN and COMMIT are queries like any other.
 func (t *tracer) TraceQueryStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	traceOf(ctx).postgres++
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endIdle(conn)
@@ -108,7 +152,7 @@ func (t *tracer) TraceAcquireEnd(ctx context.Context, _ *pgxpool.Pool, data pgxp
 	defer t.mu.Unlock()
 	t.totals.acquires = append(t.totals.acquires, took)
 	if data.Err == nil {
-		t.owner[data.Conn] = request
+		t.owner[data.Conn] = tenancy{request, exchanges(data.Conn)}
 	}
 }
 
@@ -117,8 +161,9 @@ func (t *tracer) TraceRelease(_ *pgxpool.Pool, data pgxpool.TraceReleaseData) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.endIdle(data.Conn)
-	if request := t.owner[data.Conn]; request != nil {
-		request.held--
+	if had, ok := t.owner[data.Conn]; ok {
+		had.request.held--
+		had.request.postgres += int(exchanges(data.Conn) - had.before)
 		delete(t.owner, data.Conn)
 	}
 }
