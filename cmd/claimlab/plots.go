@@ -159,7 +159,7 @@ func claimSentence(g group) string {
 		return c.ClaimWinner.P50
 	}
 	for _, c := range g.Cells {
-		if kind, err := strategies.KindOf(c.Strategy); err != nil || kind.MeasuredOnly || p50(c) == nil {
+		if !c.usable() || p50(c) == nil {
 			continue
 		}
 		if quickest == nil || *p50(c) < *p50(quickest) {
@@ -239,8 +239,9 @@ func (r *report) connectionsPlot() (figure, error) {
 		plots = append(plots, p)
 		own, held := r.find(strategies.NameOnConflict, g.Shape, g.Gateway), r.find(strategies.NameRowLockHeld, g.Shape, g.Gateway)
 		if g.Shape == shapeSpread && own != nil && held != nil {
-			sentence = fmt.Sprintf("Over a gateway of %s the held lock keeps %.1f of %d connections out on average, all of them at its worst; the default %.1f, and none of them while the gateway works.",
-				gatewayTime(g.Gateway), held.HeldMean, r.Load.Pool, own.HeldMean)
+			sentence = fmt.Sprintf("Over a gateway of %s the held lock keeps %.1f of %d connections out on average, %d at its worst, and of its %s calls of the gateway %s kept one; the default %.1f on average, and %s of its %s calls.",
+				gatewayTime(g.Gateway), held.HeldMean, r.Load.Pool, held.HeldMax, count(held.GatewayCalls), count(held.HeldAtTheGateway),
+				own.HeldMean, count(own.HeldAtTheGateway), count(own.GatewayCalls))
 		}
 	}
 	return drawn(plots, 250, sentence)

@@ -190,12 +190,27 @@ func (r *report) groups() []group {
 	return groups
 }
 
+// usable says that the strategy is meant to be used.
+func (r *result) usable() bool {
+	kind, err := strategies.KindOf(r.Strategy)
+	return err == nil && !kind.MeasuredOnly
+}
+
+// usable is how many of the group's strategies are meant to be used.
+func (g group) usable() (n int) {
+	for _, c := range g.Cells {
+		if c.usable() {
+			n++
+		}
+	}
+	return n
+}
+
 // best is the quickest of those strategies that are meant to be used.
 func (g group) best() *result {
 	var best *result
 	for _, c := range g.Cells {
-		kind, err := strategies.KindOf(c.Strategy)
-		if err == nil && !kind.MeasuredOnly && (best == nil || c.PaidPerSec > best.PaidPerSec) {
+		if c.usable() && (best == nil || c.PaidPerSec > best.PaidPerSec) {
 			best = c
 		}
 	}
