@@ -368,7 +368,7 @@ func TestDocument(t *testing.T) {
 	r, err := readReport(committed)
 	require.NoError(t, err)
 
-	t.Run("ItsFiguresAreThoseOfItsReport", func(t *testing.T) {
+	t.Run("ItsFiguresAreThoseOfItsReportAndWhatIsSaidOfThemIsThisProgramsWord", func(t *testing.T) {
 		t.Parallel()
 		status, _, stderr := command(t, "figures", document, "--report", committed, "--check")
 		require.Zero(t, status, "%s\nWrite them with: go run ./cmd/claimlab figures docs/claim-strategies.md --report docs/claim-strategies/report.json", stderr)

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"time"
@@ -15,11 +17,14 @@ import (
 //	<!-- table: throughput -->…<!-- / -->
 //	<!-- conditions -->…<!-- / -->
 //	<!-- verdicts -->…<!-- / -->
+//	<!-- promises -->…<!-- / -->
 //
 // The words around them are a person's, who must read them again when the figures change.
+//
+// The measurements are the run's; what is said of them, the verdicts and the page, is the program's, and is made again with it.
 type figuresCommand struct {
 	Document string `arg:"" type:"path" help:"Markdown that has the comments."`
-	Report   string `required:"" type:"path" help:"report.json."`
+	Report   string `required:"" type:"path" help:"report.json; report.html is beside it."`
 	Check    bool   `help:"Write nothing, and fail if anything would change."`
 }
 
@@ -28,24 +33,40 @@ func (c *figuresCommand) Run(out output) error {
 	if err != nil {
 		return err
 	}
-	before, err := os.ReadFile(c.Document)
-	if err != nil {
-		return err
+	r.judge()
+	for _, file := range []struct {
+		path string
+		make func(before []byte) ([]byte, error)
+	}{
+		{c.Report, func([]byte) ([]byte, error) { return r.json() }},
+		{filepath.Join(filepath.Dir(c.Report), "report.html"), func([]byte) ([]byte, error) { return r.html() }},
+		{c.Document, func(before []byte) ([]byte, error) {
+			after, err := r.fill(string(before))
+			return []byte(after), err
+		}},
+	} {
+		before, err := os.ReadFile(file.path)
+		if err != nil {
+			return err
+		}
+		after, err := file.make(before)
+		if err != nil {
+			return err
+		}
+		if bytes.Equal(before, after) {
+			continue
+		}
+		if c.Check {
+			return fmt.Errorf("%s does not have what %s has, as this program tells it", file.path, c.Report)
+		}
+		if err := os.WriteFile(file.path, after, 0o644); err != nil {
+			return err
+		}
 	}
-	after, err := r.fill(string(before))
-	if err != nil {
-		return err
-	}
-	if after == string(before) {
-		return nil
-	}
-	if c.Check {
-		return fmt.Errorf("%s does not have the figures of %s", c.Document, c.Report)
-	}
-	return os.WriteFile(c.Document, []byte(after), 0o644)
+	return nil
 }
 
-var marked = regexp.MustCompile(`(?s)<!-- (conditions|verdicts|figure: [^ ]+|table: [a-z]+) -->(.*?)<!-- / -->`)
+var marked = regexp.MustCompile(`(?s)<!-- (conditions|verdicts|promises|figure: [^ ]+|table: [a-z]+) -->(.*?)<!-- / -->`)
 
 // fill returns the document with the report's figures in it.
 func (r *report) fill(document string) (string, error) {
@@ -77,6 +98,13 @@ func (r *report) content(name string) (string, error) {
 			}
 		}
 		return b.String(), nil
+	case "promises": // They are the strategies', whatever was measured.
+		var b strings.Builder
+		b.WriteString("\n")
+		for _, sentence := range brokenPromises() {
+			fmt.Fprintf(&b, "- %s\n", sentence)
+		}
+		return b.String(), nil
 	case "table":
 		for _, t := range r.tables() {
 			if t.Name == argument {
@@ -88,8 +116,12 @@ func (r *report) content(name string) (string, error) {
 	return r.figure(argument)
 }
 
-// figure is one figure of a cell, named strategy/shape/gateway/figure.
+// figure is one figure of a cell, named strategy/shape/gateway/figure, or one of the machine.
 func (r *report) figure(path string) (string, error) {
+	if path == "load-before" { // the average over the minute before the run
+		load, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
+		return load, nil
+	}
 	parts := strings.Split(path, "/")
 	if len(parts) != 4 {
 		return "", fmt.Errorf("%q is not strategy/shape/gateway/figure", path)
@@ -118,6 +150,7 @@ func (r *report) figure(path string) (string, error) {
 		"held-mean":          func() string { return fmt.Sprintf("%.1f", c.HeldMean) },
 		"held-max":           func() string { return count(c.HeldMax) },
 		"held-at-gateway":    func() string { return percent(share(c.HeldAtTheGateway, c.GatewayCalls)) },
+		"pool-limit":         func() string { return rate(float64(r.Load.Pool) / c.Gateway.Seconds()) }, // of a form that holds
 		"idle":               func() string { return fmt.Sprintf("%.2f", c.IdleMsPerIntent) },
 		"pool-wait-p50":      func() string { return milliseconds(c.PoolWait.P50) },
 		"wal":                func() string { return kilobytes(c.WALPerThousand) },

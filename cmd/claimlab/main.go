@@ -31,7 +31,7 @@ func main() {
 type commands struct {
 	Run     runCommand     `cmd:"" default:"withargs" help:"Measure the strategies and write the report. The default."`
 	Break   breakCommand   `cmd:"" help:"Reproduce one failure, or all of them, and say what it teaches."`
-	Figures figuresCommand `cmd:"" help:"Write a report's figures into a document that was written around them."`
+	Figures figuresCommand `cmd:"" help:"Tell a report's measurements again: its verdicts, its page, and the figures of a document written around them."`
 	Victim  victimCommand  `cmd:"" hidden:"" help:"Begin a payment and hang where the database should be, to be killed there."`
 }
 

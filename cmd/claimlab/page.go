@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	_ "embed"
 	"html/template"
-	"os"
+	"maps"
+	"slices"
 
 	"example.com/payments/internal/idempotency/strategies"
 )
@@ -13,47 +15,34 @@ var pageSource string
 
 var pageTemplate = template.Must(template.New("report").Parse(pageSource))
 
-// writeHTML writes the page. It is one file with nothing to load: styles and drawings are in it, and there is no script.
-func (r *report) writeHTML(path string) error {
-	claim, err := r.claimPlot()
-	if err != nil {
-		return err
+// html makes the page. It is one file with nothing to load: styles and drawings are in it, and there is no script.
+func (r *report) html() ([]byte, error) {
+	var figures []figure
+	for _, draw := range []func() (figure, error){r.claimPlot, r.connectionsPlot, r.fatesPlot} {
+		drawn, err := draw()
+		if err != nil {
+			return nil, err
+		}
+		figures = append(figures, drawn)
 	}
-	held, err := r.connectionsPlot()
-	if err != nil {
-		return err
-	}
-	losers, err := r.fatesPlot()
-	if err != nil {
-		return err
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	err = pageTemplate.Execute(f, struct {
+	var b bytes.Buffer
+	err := pageTemplate.Execute(&b, struct {
 		Conditions string
 		Verdicts   []verdict
 		Figures    []figure
 		Tables     []table
 		Kinds      []strategies.Kind
 		Promises   []string
-	}{r.conditions(), r.Verdicts, []figure{claim, held, losers}, r.tables(), strategies.Kinds(), brokenPromises()})
-	if err != nil {
-		return err
-	}
-	return f.Close()
+	}{r.conditions(), r.Verdicts, figures, r.tables(), strategies.Kinds(), brokenPromises()})
+	return b.Bytes(), err
 }
 
 // brokenPromises are those that some strategy does not keep, as sentences.
 func brokenPromises() []string {
 	var sentences []string
 	for _, kind := range strategies.Kinds() {
-		for _, promise := range []string{strategies.PromiseTogether, strategies.PromiseOneWrite, strategies.PromiseDurable} {
-			if because, broken := kind.Broken[promise]; broken {
-				sentences = append(sentences, kind.Name+" breaks "+promise+": "+because+".")
-			}
+		for _, promise := range slices.Sorted(maps.Keys(kind.Broken)) {
+			sentences = append(sentences, kind.Name+" breaks "+promise+": "+kind.Broken[promise]+".")
 		}
 	}
 	return sentences

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -217,12 +218,26 @@ func (g group) best() *result {
 	return best
 }
 
-func (r *report) writeJSON(path string) error {
-	encoded, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
+// write writes report.json and report.html.
+func (r *report) write(folder string) error {
+	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(path, append(encoded, '\n'), 0o644)
+	for name, encode := range map[string]func() ([]byte, error){"report.json": r.json, "report.html": r.html} {
+		encoded, err := encode()
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), encoded, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *report) json() ([]byte, error) {
+	encoded, err := json.MarshalIndent(r, "", " ")
+	return append(encoded, '\n'), err
 }
 
 func readReport(path string) (*report, error) {

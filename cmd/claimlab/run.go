@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -108,13 +106,7 @@ func (c *runCommand) Run(ctx context.Context, out output) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.Out, 0o755); err != nil {
-		return err
-	}
-	if err := r.writeJSON(filepath.Join(c.Out, "report.json")); err != nil {
-		return err
-	}
-	if err := r.writeHTML(filepath.Join(c.Out, "report.html")); err != nil {
+	if err := r.write(c.Out); err != nil {
 		return err
 	}
 	if err := r.print(out.stdout, c.MD); err != nil {

@@ -110,10 +110,12 @@ func (r *report) costTable() table {
 	t := table{
 		Name: "cost", Title: "What it costs PostgreSQL and Redis",
 		Header: []string{"load", "gateway", "strategy", "winner: PostgreSQL", "Redis", "loser: PostgreSQL", "Redis", "WAL per 1,000 intents", "dead tuples per 1,000 intents"},
-		Note:   "Round trips of a request, BEGIN and COMMIT included, on warm connections. The log has no full-page images in it.",
+		Note:   "Round trips are counted on the wire, on warm connections, with all that a request waits for: BEGIN and COMMIT, and what the driver does after an error. ",
 	}
-	if r.Versions.Settings["autovacuum"] != "off" {
-		t.Note = "Round trips of a request, BEGIN and COMMIT included, on warm connections. The server is not the lab's: what else it does, its vacuum and its checkpoints are in the log and in the dead tuples."
+	if r.Versions.Settings["autovacuum"] == "off" {
+		t.Note += "The log has no full-page images in it."
+	} else {
+		t.Note += "The server is not the lab's: what else it does, its vacuum and its checkpoints are in the log and in the dead tuples."
 	}
 	r.each(&t, func(_ group, c *result) []string {
 		return append(append(c.WinnerTrips.cells(), c.LoserTrips.cells()...), kilobytes(c.WALPerThousand), rate(c.DeadPerThousand))
@@ -132,7 +134,7 @@ func (t *roundTrips) cells() []string {
 	return []string{fmt.Sprintf("%.1f", t.PostgreSQL), fmt.Sprintf("%.1f", t.Redis)}
 }
 
-// markdown writes the table as GitHub's Markdown has it.
+// markdown writes the table as GitHub's Markdown has it, and below it its note.
 func (t table) markdown() string {
 	var b strings.Builder
 	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
@@ -148,10 +150,18 @@ func (t table) markdown() string {
 	for _, row := range t.Rows {
 		line(row)
 	}
+	b.WriteString(t.noteBelow())
 	return b.String()
 }
 
-// text writes the table in columns.
+func (t table) noteBelow() string {
+	if t.Note == "" {
+		return ""
+	}
+	return "\n" + t.Note + "\n"
+}
+
+// text writes the table in columns, and below it its note.
 func (t table) text() string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -160,6 +170,7 @@ func (t table) text() string {
 		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
 	_ = w.Flush() // A strings.Builder refuses nothing.
+	b.WriteString(t.noteBelow())
 	return b.String()
 }
 
@@ -180,9 +191,6 @@ func (r *report) print(w io.Writer, markdown bool) error {
 			b.WriteString(t.markdown())
 		} else {
 			b.WriteString(t.text())
-		}
-		if t.Note != "" {
-			fmt.Fprintf(&b, "\n%s\n", t.Note)
 		}
 	}
 	heading("What the run has shown")
