@@ -26,9 +26,9 @@ const (
 	// Orders that are made for a slice: more than any of the strategies pays in that time. When they are used up, the slice ends early.
 	spreadOrdersPerSecond = 6000
 	hotOrdersPerSecond    = 2000
-	// A connection is warm when it has prepared what winners and losers send. Which one a request gets is chance: of ten intents for each, with
-	// a claim and a record in each, one connection in a million has seen but the one or the other.
-	warmIntentsPerConnection = 10
+	// A connection is warm when it has prepared what winners and losers send. Which one a request gets is chance: of six intents for each, with
+	// a claim and a record in each, one connection in two thousand has seen but the one or the other, and prepares what it lacks in the slice.
+	warmIntentsPerConnection = 6
 	// Of a hot key: all clients but one are losers, five times.
 	warmHotIntents = 5
 	// Requests under way at once in an open loop. Beyond this a machine is not being measured any more but flooded.
