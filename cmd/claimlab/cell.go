@@ -29,8 +29,11 @@ const (
 	// A connection is warm when it has prepared what winners and losers send. Which one a request gets is chance: of six intents for each, with
 	// a claim and a record in each, one connection in two thousand has seen but the one or the other, and prepares what it lacks in the slice.
 	warmIntentsPerConnection = 6
-	// Of a hot key: all clients but one are losers, five times.
-	warmHotIntents = 5
+	// Of a hot key: all clients but one are losers.
+	warmHotIntents = 3
+	// And after the vacuum, which lets every plan be made anew.
+	rewarmIntentsPerConnection = 2
+	rewarmHotIntents           = 2
 	// Requests under way at once in an open loop. Beyond this a machine is not being measured any more but flooded.
 	inFlightMax = 5000
 )
@@ -80,6 +83,7 @@ type measurement struct {
 	walBytes                int64
 	charged, doubled        int
 	deadTuples              int64
+	deadIntents             int // those that the dead tuples are of
 }
 
 // round is one slice's part of the cell.
@@ -134,7 +138,10 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	defer group.Wait()
 	defer stop()
 
-	orders = orders[m.warm(ctx, strategy, l.merchantID, orders, number):]
+	warm := func(prefix string, load func(send request) int) {
+		orders = orders[load(sender(ctx, strategy, l.merchantID, orders, fmt.Sprintf("%s-%d", prefix, number), func(*trace, idempotency.Answer, error) {})):]
+	}
+	warm("warm", func(send request) int { return m.warm(ctx, send) })
 	// What earlier slices and the warm-up have left behind is not this one's. It is taken away, not only subtracted: pages are pruned in
 	// passing, and what the slice prunes of others' would count against what it leaves itself.
 	if err := m.tellStatistics(ctx, parts.DB); err != nil {
@@ -143,13 +150,16 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	if _, err := conn.Exec(ctx, "VACUUM (ANALYZE) idempotency_keys, payments, orders, events"); err != nil {
 		return err
 	}
-	tracer.take()
-	gateway.Ledger, gateway.Latency = labgateway.NewLedger(), m.cell.Gateway
-
 	dead, err := deadTuples(ctx, conn)
 	if err != nil {
 		return err
 	}
+	gateway.Ledger = labgateway.NewLedger()
+	warm("rewarm", func(send request) int { return m.rewarm(ctx, send) })
+	rewarmed, _ := gateway.Ledger.Totals()
+	tracer.take()
+	gateway.Ledger, gateway.Latency = labgateway.NewLedger(), m.cell.Gateway
+
 	wal, err := walPosition(ctx, conn)
 	if err != nil {
 		return err
@@ -192,7 +202,9 @@ func (m *measurement) slice(ctx context.Context, l *lab, address string, number 
 	m.acquired += statAfter.AcquireCount() + statAfter.CanceledAcquireCount() - statBefore.AcquireCount() - statBefore.CanceledAcquireCount()
 	m.emptyAcquires += statAfter.EmptyAcquireCount() - statBefore.EmptyAcquireCount()
 	m.walBytes += walAfter - wal
+	// A session tells its statistics once a second at most, so those of the few intents before the slice cannot be told apart from the slice's.
 	m.deadTuples += deadAfter - dead
+	m.deadIntents += rewarmed + charged
 	m.charged += charged
 	m.doubled += doubled
 	return ctx.Err()
@@ -209,7 +221,7 @@ func (m *measurement) orders() int {
 	} else if m.cell.Gateway > 0 {
 		perSecond = min(perSecond, 2*float64(m.load.Clients)/m.cell.Gateway.Seconds())
 	}
-	return m.warmIntents() + warmHotIntents + int(perSecond*m.load.Slice.Seconds()) + m.load.Clients + 1
+	return m.warmIntents() + warmHotIntents + rewarmIntentsPerConnection*m.load.Pool + rewarmHotIntents + int(perSecond*m.load.Slice.Seconds()) + m.load.Clients + 1
 }
 
 // warmIntents is never so few that chance has nothing to work with.
@@ -217,14 +229,21 @@ func (m *measurement) warmIntents() int { return max(warmIntentsPerConnection*m.
 
 // warm sends what the slice will send, with nothing recorded and no latency, so that the slow cells are warm as soon as the quick ones; and
 // where winners are few, winners first. It returns how many orders were used.
-func (m *measurement) warm(ctx context.Context, strategy strategies.Strategy, merchantID uuid.UUID, orders []uuid.UUID, number int) int {
-	send := sender(ctx, strategy, merchantID, orders, fmt.Sprintf("warm-%d", number), func(*trace, idempotency.Answer, error) {})
+func (m *measurement) warm(ctx context.Context, send request) int {
 	losers := func(int) bool { return m.load.Retries > 0 }
 	used := spread(ctx, m.load.Clients, m.warmIntents(), losers, send)
 	if m.cell.Shape == shapeHot {
 		used += hot(ctx, m.load.Clients, warmHotIntents, func(n int, due time.Time) { send(used+n, due) })
 	}
 	return used
+}
+
+// rewarm is the beginning of the slice's own load, likewise.
+func (m *measurement) rewarm(ctx context.Context, send request) int {
+	if m.cell.Shape == shapeHot {
+		return hot(ctx, m.load.Clients, rewarmHotIntents, send)
+	}
+	return spread(ctx, m.load.Clients, rewarmIntentsPerConnection*m.load.Pool, func(int) bool { return false }, send)
 }
 
 // tellStatistics lets every session of the pool tell its statistics, which it else does once a second at most, so that the warm-up's are not

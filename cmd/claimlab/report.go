@@ -108,7 +108,7 @@ func (m *measurement) result() result {
 		PoolWaitShare:   share(int(m.emptyAcquires), int(m.acquired)),
 		IdleMsPerIntent: share(int(m.idleInTransaction.Microseconds()), m.charged) / 1000,
 		WALPerThousand:  1000 * share(int(m.walBytes), m.charged),
-		DeadPerThousand: 1000 * share(int(m.deadTuples), m.charged),
+		DeadPerThousand: 1000 * share(int(m.deadTuples), m.deadIntents),
 	}
 	for i, round := range m.rounds {
 		perSec := float64(round.Paid) / round.Seconds
