@@ -43,7 +43,8 @@ type modelKey struct {
 	uncertain bool
 	waiting   bool // abandoned_at: the client's time counts from an earlier moment than the lease's end
 	answer    string
-	spent     bool // retention has passed
+	request   string // whose the attempt is: the claim's, until a client's repeat has taken over
+	spent     bool   // retention has passed
 	purged    bool
 	// held are all leases that anybody has ever had of it, in their order.
 	held []idempotency.Lease
@@ -61,6 +62,7 @@ func (k *modelKey) live() bool {
 type model struct {
 	service  *Service
 	pool     *pgxpool.Pool
+	gateway  *modelGateway
 	merchant uuid.UUID
 	order    Order
 	keys     []*modelKey
@@ -75,16 +77,18 @@ func TestKeyAndPaymentFollowTheModel(t *testing.T) {
 	db, err := postgres.Open(t.Context(), address, postgres.Options{MaxConns: 8, AcquireTimeout: 10 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(db.Close)
-	service := New(db, db, nil, modelAnswers{}, Settings{
-		Holder: "model", LeaseTTL: modelTTL, KeyRetention: modelTTL, GatewayTimeout: time.Second, ReapInterval: time.Second, ReapAfter: 2 * modelTTL,
+	gateway := &modelGateway{words: map[string]modelWord{}}
+	service := New(db, db, gateway, modelAnswers{}, Settings{
+		Holder: "model", LeaseTTL: modelTTL, KeyRetention: modelTTL, GatewayTimeout: 10 * time.Second, ReapInterval: time.Second,
+		ReapAfter: time.Nanosecond, // Nobody's patience ends in between: what the gateway has never seen, the reaper closes.
 	}, slog.New(slog.DiscardHandler))
 
-	// Forty stories of thirty steps take some seconds; -rapid.checks asks for more.
+	// A hundred stories of thirty steps take some seconds; -rapid.checks asks for more.
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue {
-		require.NoError(t, checks.Value.Set("40"))
+		require.NoError(t, checks.Value.Set("100"))
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		m := newModel(rt, service, pool)
+		m := newModel(rt, service, pool, gateway)
 		rt.Repeat(map[string]func(*rapid.T){
 			"claim":          m.claim,
 			"claimAtOnce":    m.claimAtOnce,
@@ -94,6 +98,8 @@ func TestKeyAndPaymentFollowTheModel(t *testing.T) {
 			"recordAtOnce":   m.recordAtOnce,
 			"release":        m.release,
 			"renew":          m.renew,
+			"reap":           m.reap,
+			"twoAtOnce":      m.twoAtOnce,
 			"look":           m.look,
 			"leaseExpires":   m.leaseExpires,
 			"retentionEnds":  m.retentionEnds,
@@ -103,8 +109,8 @@ func TestKeyAndPaymentFollowTheModel(t *testing.T) {
 	})
 }
 
-func newModel(rt *rapid.T, service *Service, pool *pgxpool.Pool) *model {
-	m := &model{service: service, pool: pool, merchant: uuid.New(), order: Order{ID: uuid.Must(uuid.NewV7()), Status: OrderOpen, Amount: 1999, Currency: "EUR"}}
+func newModel(rt *rapid.T, service *Service, pool *pgxpool.Pool, gateway *modelGateway) *model {
+	m := &model{service: service, pool: pool, gateway: gateway, merchant: uuid.New(), order: Order{ID: uuid.Must(uuid.NewV7()), Status: OrderOpen, Amount: 1999, Currency: "EUR"}}
 	for i := range 2 {
 		m.keys = append(m.keys, &modelKey{key: idempotency.Key("key-" + strconv.Itoa(i))})
 	}
@@ -161,6 +167,7 @@ func (m *model) claims(rt *rapid.T, k *modelKey, n int) {
 		}
 		won++
 		k.story, k.payment, k.state, k.attempt, k.lease, k.uncertain = stories[i], StatusProcessing, idempotency.StateInProgress, 1, leases[i].ID, true
+		k.request = "request"
 		k.held = append(k.held, leases[i])
 	}
 	require.Equal(rt, map[bool]int{true: 1}[mayWin], won, "claims won of %d", n)
@@ -171,46 +178,96 @@ func (m *model) claimAtOnce(rt *rapid.T) {
 	m.claims(rt, m.draw(rt), rapid.IntRange(2, 4).Draw(rt, "requests"))
 }
 
-// takeOvers makes n holders, clients' repeats or reapers, take the key over at once.
-func (m *model) takeOvers(rt *rapid.T, k *modelKey, n int) {
+// deed is something that somebody does to a key.
+type deed struct {
+	name string
+	do   func()              // in the database
+	fits func(m *model) bool // whether the model allows what has come of it; if so, it moves the model
+}
+
+// perform does the deeds at once. What came of each must be what comes of it when they are done one after the other, in one order or another.
+func (m *model) perform(rt *rapid.T, deeds ...deed) {
+	var all sync.WaitGroup
+	var names []string
+	for _, d := range deeds {
+		names = append(names, d.name)
+		all.Go(d.do)
+	}
+	all.Wait()
+	require.True(rt, m.explains(deeds), "what came of %v at once comes of them in no order", names)
+}
+
+func (m *model) explains(deeds []deed) bool {
+	for i, d := range deeds {
+		next := m.clone()
+		if d.fits(next) && next.explains(slices.Delete(slices.Clone(deeds), i, i+1)) {
+			*m = *next
+			return true
+		}
+	}
+	return len(deeds) == 0
+}
+
+func (m *model) clone() *model {
+	next := *m
+	next.keys = nil
+	for _, k := range m.keys {
+		key := *k
+		key.held = slices.Clone(k.held)
+		next.keys = append(next.keys, &key)
+	}
+	return &next
+}
+
+// of is the key as this model has it.
+func (m *model) of(k *modelKey) *modelKey {
+	return m.keys[slices.IndexFunc(m.keys, func(other *modelKey) bool { return other.key == k.key })]
+}
+
+// taking is a holder, for a client's repeat or a reaper, taking the key over.
+func (m *model) taking(rt *rapid.T, k *modelKey) deed {
 	if k.state == "" {
 		rt.Skip("nobody has claimed it")
 	}
 	// What a holder has read may be old by now.
-	seen := k.attempt - rapid.Int32Range(0, 1).Draw(rt, "attempts ago")
-	byClient := rapid.Bool().Draw(rt, "by a client")
-	mayWin := k.stale() && seen == k.attempt
-	leases, oks, errs := make([]idempotency.Lease, n), make([]bool, n), make([]error, n)
-	var all sync.WaitGroup
-	for i := range n {
-		var claim *idempotency.Claim
-		if byClient {
-			claim = &idempotency.Claim{RequestID: "repeat"}
-		}
-		all.Go(func() {
-			mine := idempotency.Lease{MerchantID: m.merchant, Key: k.key, ID: uuid.New(), Attempt: seen}
-			leases[i], oks[i], errs[i] = idempotency.TakeOver(context.Background(), m.service.db, mine, "model", claim, modelTTL)
-		})
+	mine := idempotency.Lease{MerchantID: m.merchant, Key: k.key, ID: uuid.New(), Attempt: k.attempt - rapid.Int32Range(0, 1).Draw(rt, "attempts ago")}
+	var claim *idempotency.Claim
+	if rapid.Bool().Draw(rt, "by a client") {
+		claim = &idempotency.Claim{RequestID: "repeat"}
 	}
-	all.Wait()
-	won := 0
-	for i := range n {
-		require.NoError(rt, errs[i])
-		if !oks[i] {
-			continue
+	var taken idempotency.Lease
+	var ok bool
+	var err error
+	return deed{"take over", func() {
+		taken, ok, err = idempotency.TakeOver(context.Background(), m.service.db, mine, "model", claim, modelTTL)
+	}, func(m *model) bool {
+		k := m.of(k)
+		mayWin := k.stale() && mine.Attempt == k.attempt
+		if ok {
+			k.takenOver(taken.ID, claim)
+			k.held = append(k.held, taken)
 		}
-		won++
-		k.attempt, k.lease, k.expired, k.uncertain = k.attempt+1, leases[i].ID, false, true
-		k.waiting = !byClient // A client's return starts its time anew; the reaper's visit keeps it.
-		k.held = append(k.held, leases[i])
-		require.Equal(rt, k.attempt, leases[i].Attempt)
-	}
-	require.Equal(rt, map[bool]int{true: 1}[mayWin], won, "take-overs won of %d", n)
+		return err == nil && ok == mayWin && (!ok || taken.Attempt == k.attempt)
+	}}
 }
 
-func (m *model) takeOver(rt *rapid.T) { m.takeOvers(rt, m.draw(rt), 1) }
+func (k *modelKey) takenOver(lease uuid.UUID, claim *idempotency.Claim) {
+	k.attempt, k.lease, k.expired, k.uncertain = k.attempt+1, lease, false, true
+	k.waiting = claim == nil // A client's return starts its time anew; the reaper's visit keeps it.
+	if claim != nil {
+		k.request = claim.RequestID
+	}
+}
+
+func (m *model) takeOver(rt *rapid.T) { m.perform(rt, m.taking(rt, m.draw(rt))) }
+
 func (m *model) takeOverAtOnce(rt *rapid.T) {
-	m.takeOvers(rt, m.draw(rt), rapid.IntRange(2, 4).Draw(rt, "holders"))
+	k := m.draw(rt)
+	var deeds []deed
+	for range rapid.IntRange(2, 4).Draw(rt, "holders") {
+		deeds = append(deeds, m.taking(rt, k))
+	}
+	m.perform(rt, deeds...)
 }
 
 var modelOutcomes = map[OutcomeStatus]struct {
@@ -222,72 +279,159 @@ var modelOutcomes = map[OutcomeStatus]struct {
 	OutcomeCanceled: {idempotency.StateFailed, StatusFailed},
 }
 
-// records makes the holders of the leases record what they think has become of the payment, at once. Only the present one is heard, even
-// if its lease has expired meanwhile: nobody has taken the key from it.
-func (m *model) records(rt *rapid.T, k *modelKey, leases []idempotency.Lease) {
-	outcomes, answers, errs := make([]Outcome, len(leases)), make([]idempotency.Answer, len(leases)), make([]error, len(leases))
-	var all sync.WaitGroup
-	for i, lease := range leases {
-		status := rapid.SampledFrom([]OutcomeStatus{OutcomeApproved, OutcomeDeclined, OutcomeCanceled}).Draw(rt, "outcome")
-		outcomes[i] = Outcome{Status: status, Reference: fmt.Sprintf("reference of attempt %d", lease.Attempt), DeclineCode: "declined"}
-		all.Go(func() { answers[i], errs[i] = k.story.record(context.Background(), lease, "request", outcomes[i]) })
-	}
-	all.Wait()
-	for i, lease := range leases {
+// recording is the holder of the lease recording what it thinks has become of the payment. Only the present one is heard, even if its lease
+// has expired meanwhile: nobody has taken the key from it.
+func (m *model) recording(rt *rapid.T, k *modelKey, lease idempotency.Lease) deed {
+	status := rapid.SampledFrom([]OutcomeStatus{OutcomeApproved, OutcomeDeclined, OutcomeCanceled}).Draw(rt, "outcome")
+	outcome := Outcome{Status: status, Reference: fmt.Sprintf("reference of attempt %d", lease.Attempt), DeclineCode: "declined"}
+	var answer idempotency.Answer
+	var err error
+	return deed{"record", func() {
+		answer, err = k.story.record(context.Background(), lease, "request", outcome)
+	}, func(m *model) bool {
+		k := m.of(k)
 		if k.state != idempotency.StateInProgress || lease.ID != k.lease {
-			require.ErrorIs(rt, errs[i], pgx.ErrNoRows)
-			continue
+			return errors.Is(err, pgx.ErrNoRows)
 		}
-		require.NoError(rt, errs[i])
-		m.events++
-		k.answer, k.uncertain, k.expired = string(answers[i].Body), false, false
-		k.state, k.payment = modelOutcomes[outcomes[i].Status].state, modelOutcomes[outcomes[i].Status].status
-		if k.payment == StatusSucceeded {
-			m.order.Status = OrderPaid
-		}
+		m.recorded(k, outcome, string(answer.Body))
+		return err == nil
+	}}
+}
+
+func (m *model) recorded(k *modelKey, outcome Outcome, answer string) {
+	m.events++
+	k.answer, k.uncertain, k.expired = answer, false, false
+	k.state, k.payment = modelOutcomes[outcome.Status].state, modelOutcomes[outcome.Status].status
+	if k.payment == StatusSucceeded {
+		m.order.Status = OrderPaid
 	}
 }
 
 func (m *model) record(rt *rapid.T) {
 	k := m.draw(rt)
-	m.records(rt, k, []idempotency.Lease{m.anyLease(rt, k)})
+	m.perform(rt, m.recording(rt, k, m.anyLease(rt, k)))
 }
 
 func (m *model) recordAtOnce(rt *rapid.T) {
 	k := m.draw(rt)
 	m.anyLease(rt, k)
-	m.records(rt, k, k.held)
+	var deeds []deed
+	for _, lease := range k.held {
+		deeds = append(deeds, m.recording(rt, k, lease))
+	}
+	m.perform(rt, deeds...)
+}
+
+// releasing is the holder of the lease letting go of the key.
+func (m *model) releasing(rt *rapid.T, k *modelKey, lease idempotency.Lease) deed {
+	uncertain := rapid.Bool().Draw(rt, "uncertain")
+	var ok bool
+	var err error
+	return deed{"release", func() {
+		ok, err = idempotency.Release(context.Background(), m.service.db, lease, uncertain)
+	}, func(m *model) bool {
+		k := m.of(k)
+		mayWin := k.state == idempotency.StateInProgress && lease.ID == k.lease
+		if ok {
+			k.lease, k.expired, k.uncertain, k.waiting = uuid.Nil, false, uncertain, true
+		}
+		return err == nil && ok == mayWin
+	}}
 }
 
 func (m *model) release(rt *rapid.T) {
 	k := m.draw(rt)
-	lease, uncertain := m.anyLease(rt, k), rapid.Bool().Draw(rt, "uncertain")
-	ok, err := idempotency.Release(context.Background(), m.service.db, lease, uncertain)
-	require.NoError(rt, err)
-	require.Equal(rt, k.state == idempotency.StateInProgress && lease.ID == k.lease, ok)
-	if ok {
-		k.lease, k.expired, k.uncertain, k.waiting = uuid.Nil, false, uncertain, true
-	}
+	m.perform(rt, m.releasing(rt, k, m.anyLease(rt, k)))
 }
 
-// renew is a process renewing all leases that it ever had. It brings one back to life that has expired and that nobody has taken over.
-func (m *model) renew(rt *rapid.T) {
-	var ids []uuid.UUID
-	var want []uuid.UUID
+// renewing is a process renewing all leases that it ever had. It brings one back to life that has expired and that nobody has taken over.
+// A row that somebody else has locked at that moment it leaves for the next time.
+func (m *model) renewing(alone bool) deed {
+	var ids, renewed []uuid.UUID
 	for _, k := range m.keys {
 		for _, lease := range k.held {
 			ids = append(ids, lease.ID)
 		}
-		if k.state == idempotency.StateInProgress && k.lease != uuid.Nil && k.expired {
-			want = append(want, k.lease)
-			k.expired = false
-		}
 	}
-	renewed, err := m.service.queries.IdempotencyKeyRenew(context.Background(), m.service.db, dbsqlc.IdempotencyKeyRenewParams{
-		LeaseIds: ids, LeaseTTL: modelTTL, TwoThirds: modelTTL * 2 / 3,
-	})
-	require.NoError(rt, err)
-	require.ElementsMatch(rt, want, renewed)
+	var err error
+	return deed{"renew", func() {
+		renewed, err = m.service.queries.IdempotencyKeyRenew(context.Background(), m.service.db, dbsqlc.IdempotencyKeyRenewParams{
+			LeaseIds: ids, LeaseTTL: modelTTL, TwoThirds: modelTTL * 2 / 3,
+		})
+	}, func(m *model) bool {
+		want := 0
+		for _, k := range m.keys {
+			if k.state == idempotency.StateInProgress && k.lease != uuid.Nil && k.expired {
+				if slices.Contains(renewed, k.lease) {
+					want++
+					k.expired = false
+				} else if alone {
+					return false
+				}
+			}
+		}
+		return err == nil && len(renewed) == want
+	}}
+}
+
+func (m *model) renew(rt *rapid.T) { m.perform(rt, m.renewing(true)) }
+
+// reaping is the reaper's step for the key, with whatever the gateway says just then.
+func (m *model) reaping(rt *rapid.T, k *modelKey, alone bool) deed {
+	if k.state == "" {
+		rt.Skip("nobody has claimed it")
+	}
+	word := modelWord{err: ErrUnclear}
+	if status := rapid.SampledFrom([]OutcomeStatus{OutcomeApproved, OutcomeDeclined, OutcomeNeverSeen, OutcomeProcessing, ""}).Draw(rt, "gateway"); status != "" {
+		word = modelWord{outcome: Outcome{Status: status, Reference: "the gateway's", DeclineCode: "declined"}}
+	}
+	m.gateway.say(k.story.payment.gatewayKey, word)
+	var ending ReapEnding
+	var err error
+	return deed{"reap", func() {
+		ending, err = NewReaper(m.service).RunKey(context.Background(), m.merchant, k.key)
+	}, func(m *model) bool {
+		k := m.of(k)
+		if !k.stale() { // It may have been when it was looked at.
+			return errors.Is(err, ErrNotFound) || !alone && err == nil && ending == ReapOvertaken
+		}
+		outcome, want := word.outcome, ReapRecorded
+		switch {
+		case word.err != nil || outcome.Status == OutcomeProcessing:
+			return err == nil && ending == ReapUnclear
+		case outcome.Status == OutcomeNeverSeen:
+			outcome, want = Outcome{Status: OutcomeCanceled}, ReapCanceled
+		}
+		k.takenOver(uuid.Nil, nil)
+		m.recorded(k, outcome, string(modelAnswers{}.PaymentFinal(k.story.payment.ended(outcome), k.request).Body))
+		return err == nil && ending == want
+	}}
+}
+
+func (m *model) reap(rt *rapid.T) { m.perform(rt, m.reaping(rt, m.draw(rt), true)) }
+
+// twoAtOnce are two different things that happen to a key at one moment. Most of them can only win while it is stale.
+func (m *model) twoAtOnce(rt *rapid.T) {
+	k := m.draw(rt)
+	lease := m.anyLease(rt, k)
+	if k.state != idempotency.StateInProgress {
+		rt.Skip("nothing can happen to it any more")
+	}
+	if rapid.Bool().Draw(rt, "the last to hold it") {
+		lease = k.held[len(k.held)-1]
+	}
+	if k.lease != uuid.Nil && rapid.Bool().Draw(rt, "expired") {
+		m.expire(rt, k)
+	}
+	deeds := map[string]func() deed{
+		"record":    func() deed { return m.recording(rt, k, lease) },
+		"release":   func() deed { return m.releasing(rt, k, lease) },
+		"take over": func() deed { return m.taking(rt, k) },
+		"renew":     func() deed { return m.renewing(false) },
+		"reap":      func() deed { return m.reaping(rt, k, false) },
+	}
+	names := rapid.Permutation([]string{"record", "release", "take over", "renew", "reap"}).Draw(rt, "deeds")
+	m.perform(rt, deeds[names[0]](), deeds[names[1]]())
 }
 
 // look is the reaper's: it finds exactly the stale keys, and changes nothing that anybody else minds.
@@ -314,6 +458,10 @@ func (m *model) leaseExpires(rt *rapid.T) {
 	if k.state != idempotency.StateInProgress || k.lease == uuid.Nil {
 		rt.Skip("nobody holds it")
 	}
+	m.expire(rt, k)
+}
+
+func (m *model) expire(rt *rapid.T, k *modelKey) {
 	m.exec(rt, `UPDATE idempotency_keys SET lease_expires_at = now() - interval '1 second' WHERE merchant_id = $1 AND key = $2`, m.merchant, string(k.key))
 	k.expired = true
 }
@@ -391,6 +539,38 @@ func (m *model) check(rt *rapid.T) {
 	require.Equal(rt, claimed, payments, "key and payment neither ever exists alone")
 	require.Equal(rt, m.events, events, "one event for each end")
 	require.ElementsMatch(rt, want, waiting)
+}
+
+// modelWord is what the gateway says about a payment.
+type modelWord struct {
+	outcome Outcome
+	err     error
+}
+
+// modelGateway says of each payment what the story wants it to.
+type modelGateway struct {
+	mu    sync.Mutex
+	words map[string]modelWord
+}
+
+func (g *modelGateway) say(key string, word modelWord) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.words[key] = word
+}
+
+func (g *modelGateway) LookUp(_ context.Context, intent Intent) (Outcome, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.words[intent.Key].outcome, g.words[intent.Key].err
+}
+
+func (*modelGateway) Cancel(context.Context, Intent) (Outcome, error) {
+	return Outcome{Status: OutcomeCanceled}, nil
+}
+
+func (*modelGateway) Charge(context.Context, Intent) (Outcome, error) {
+	panic(errors.New("the reaper never charges"))
 }
 
 // modelAnswers says what must be told apart, and no more.
