@@ -167,3 +167,45 @@ func TestReport(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	well := FailoverReport{Before: "node1", After: "node2", Led: 18 * time.Second, FirstAnswer: 19 * time.Second, Returned: 25 * time.Second}
+
+	t.Run("NeedsAnotherLeader", func(t *testing.T) {
+		t.Parallel()
+		r := well
+		r.judge()
+		text, violated := WriteFailover(&r, DefaultSettings)
+		if violated || !strings.Contains(text, "| led before the kill | node1 |") || !strings.Contains(text, "| leads at the end | node2 |") {
+			t.Error(text)
+		}
+		for name, spoil := range map[string]func(*FailoverReport){
+			"the same leads":    func(r *FailoverReport) { r.After = r.Before },
+			"nobody led":        func(r *FailoverReport) { r.Led = 0 },
+			"no answer":         func(r *FailoverReport) { r.FirstAnswer = 0 },
+			"no standby at all": func(r *FailoverReport) { r.Returned = 0 },
+		} {
+			r := well
+			spoil(&r)
+			r.judge()
+			if _, violated := WriteFailover(&r, DefaultSettings); !violated {
+				t.Errorf("%s, and that is fine", name)
+			}
+		}
+	})
+
+	t.Run("FirstAnswerIsToWhatWasAskedForAfterTheKill", func(t *testing.T) {
+		t.Parallel()
+		killed := time.Now()
+		at := func(seconds int) time.Time { return killed.Add(time.Duration(seconds) * time.Second) }
+		operations := []*operation{
+			{kind: "payment", started: at(-1), calls: []call{{sent: at(-1), received: at(1)}, {status: 201, sent: at(2), received: at(3)}}},
+			{kind: "payment", started: at(4), calls: []call{{status: 503, sent: at(4), received: at(5)}, {status: 201, sent: at(6), received: at(7)}}},
+			{kind: "payment", started: at(8), calls: []call{{status: 201, sent: at(8), received: at(9)}}},
+		}
+		if first := firstAnswer(operations, killed); first != 7*time.Second {
+			t.Errorf("after %s", first)
+		}
+	})
+}

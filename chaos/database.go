@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -34,13 +35,13 @@ type database struct {
 	onTmpfs bool
 	log     io.Writer
 	moved   func(address string) error
-	// external, if not empty, is a database that somebody else looks after.
-	external string
+	// cluster, if not nil, looks after the database, instead of a server of its own.
+	cluster *cluster
 
 	mu        sync.Mutex
 	server    *devdb.Server
 	pool      *pgxpool.Pool // the harness's own way in, through no link
-	deadlocks int
+	deadlocks int           // in the logs of servers that have ended
 }
 
 func newDatabase(ctx context.Context, dir string, log io.Writer) (*database, error) {
@@ -65,7 +66,7 @@ func newDatabase(ctx context.Context, dir string, log io.Writer) (*database, err
 
 // newExternalDatabase takes a cluster's.
 func newExternalDatabase(ctx context.Context, c *cluster) (*database, error) {
-	d := &database{external: c.url("payments"), moved: func(string) error { return nil }}
+	d := &database{cluster: c, moved: func(string) error { return nil }}
 	conn, err := pgx.Connect(ctx, c.url("postgres"))
 	if err != nil {
 		return d, err
@@ -74,7 +75,7 @@ func newExternalDatabase(ctx context.Context, c *cluster) (*database, error) {
 	if _, err := conn.Exec(ctx, "CREATE DATABASE payments"); err != nil {
 		return d, err
 	}
-	if d.pool, err = pgxpool.New(ctx, d.external+"&application_name=chaos&timezone=UTC"); err != nil {
+	if d.pool, err = pgxpool.New(ctx, d.url()+"&application_name=chaos&timezone=UTC"); err != nil {
 		return d, err
 	}
 	return d, d.prepare(ctx)
@@ -113,7 +114,6 @@ func (d *database) start(ctx context.Context) error {
 
 // stop ends the server with a signal to its postmaster: SIGINT is a fast shutdown, SIGQUIT an immediate one, which recovers at the start.
 func (d *database) stop(signal syscall.Signal) error {
-	d.countDeadlocks()
 	content, err := os.ReadFile(filepath.Join(d.dir, "data", "postmaster.pid"))
 	if err == nil {
 		first, _, _ := strings.Cut(string(content), "\n")
@@ -123,19 +123,18 @@ func (d *database) stop(signal syscall.Signal) error {
 		}
 		_ = syscall.Kill(pid, signal) // The one error is that it has exited.
 	}
-	_ = d.server.Stop() // That it had died is what was wanted.
-	return nil
+	_ = d.server.Stop()                   // That it had died is what was wanted.
+	d.deadlocks, err = d.countDeadlocks() // The next start truncates the log.
+	return err
 }
 
-// countDeadlocks reads the log of the server before the next start truncates it.
-func (d *database) countDeadlocks() {
-	if d.external != "" {
-		return
+// countDeadlocks counts those of all servers that there were.
+func (d *database) countDeadlocks() (int, error) {
+	if d.cluster != nil {
+		return d.cluster.deadlocks()
 	}
-	content, _ := os.ReadFile(filepath.Join(d.dir, "server.log"))
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.deadlocks += strings.Count(string(content), "deadlock detected")
+	content, err := os.ReadFile(filepath.Join(d.dir, "server.log"))
+	return d.deadlocks + bytes.Count(content, []byte("deadlock detected")), err
 }
 
 func (d *database) current() *pgxpool.Pool {
@@ -145,8 +144,8 @@ func (d *database) current() *pgxpool.Pool {
 }
 
 func (d *database) url() string {
-	if d.external != "" {
-		return d.external
+	if d.cluster != nil {
+		return d.cluster.url("payments")
 	}
 	return d.server.URL("payments")
 }
@@ -164,7 +163,7 @@ func (d *database) urlVia(address string, parameters ...string) string {
 	if err != nil {
 		panic(err) // devdb makes it.
 	}
-	if d.external == "" {
+	if d.cluster == nil {
 		u.Host = address
 	}
 	for _, p := range parameters {

@@ -1,11 +1,11 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -22,6 +22,7 @@ import (
 type cluster struct {
 	dir      string
 	password string
+	patroni  string // the program
 	etcd     *process
 	nodes    []*node
 }
@@ -102,7 +103,7 @@ func startCluster(ctx context.Context) (_ *cluster, err error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &cluster{dir: dir, password: rand.Text()}
+	c := &cluster{dir: dir, password: rand.Text(), patroni: patroni}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -148,7 +149,7 @@ func startCluster(ctx context.Context) (_ *cluster, err error) {
 			return c, err
 		}
 		c.nodes = append(c.nodes, n)
-		if err := c.startNode(n, patroni); err != nil {
+		if err := c.startNode(n); err != nil {
 			return c, err
 		}
 		// The first makes the cluster, the second copies it.
@@ -156,13 +157,13 @@ func startCluster(ctx context.Context) (_ *cluster, err error) {
 			return c, fmt.Errorf("%s: %w", n.name, err)
 		}
 	}
-	return c, c.awaitStandby(ctx)
+	return c, c.awaitStandby(ctx, c.nodes[1])
 }
 
-func (c *cluster) startNode(n *node, patroni string) (err error) {
+func (c *cluster) startNode(n *node) (err error) {
 	n.starts++
-	n.patroni, err = startProcessAs(n.account, filepath.Join(c.dir, fmt.Sprintf("%s.%d.log", n.name, n.starts)), []string{"LC_ALL=C.UTF-8"},
-		patroni, filepath.Join(c.dir, n.name+".yml"))
+	n.patroni, err = startProcessAs(n.account, c.logOf(n, n.starts), []string{"LC_ALL=C.UTF-8"},
+		c.patroni, filepath.Join(c.dir, n.name+".yml"))
 	return err
 }
 
@@ -197,15 +198,9 @@ func (c *cluster) leader(ctx context.Context) (leader, standby *node, err error)
 	return nil, nil, errors.New("there is no leader")
 }
 
-func (c *cluster) awaitStandby(ctx context.Context) error {
-	var standby *node
-	var err error
-	for deadline := time.Now().Add(3 * patience); standby == nil; time.Sleep(200 * time.Millisecond) {
-		if _, standby, err = c.leader(ctx); err != nil && time.Now().After(deadline) {
-			return err
-		}
-	}
-	return awaitHTTP(ctx, "http://"+standby.api+"/synchronous", 3*patience)
+// awaitStandby waits until the node is the synchronous standby.
+func (c *cluster) awaitStandby(ctx context.Context, n *node) error {
+	return awaitHTTP(ctx, "http://"+n.api+"/synchronous", 3*patience)
 }
 
 // url names both servers; whoever takes writes is meant.
@@ -214,37 +209,70 @@ func (c *cluster) url(database string) string {
 		c.password, c.nodes[0].port, c.nodes[1].port, database)
 }
 
-// killLeader is the machine of the leader going away: its server and its Patroni, from one moment to the next. The function that it returns
-// brings the machine back, as a standby.
-func (c *cluster) killLeader(ctx context.Context, log io.Writer) (func() error, error) {
-	leader, _, err := c.leader(ctx)
-	if err != nil {
-		return nil, err
+// killLeader is the machine of the leader going away: its Patroni, its server and all processes of that, from one moment to the next. It
+// returns who that was, and when the last of it was gone.
+func (c *cluster) killLeader(ctx context.Context) (leader *node, gone time.Time, err error) {
+	if leader, _, err = c.leader(ctx); err != nil {
+		return nil, gone, err
 	}
 	content, err := os.ReadFile(filepath.Join(leader.dir, "data", "postmaster.pid"))
 	if err != nil {
-		return nil, err
+		return nil, gone, err
 	}
 	first, _, _ := strings.Cut(string(content), "\n")
 	postmaster, err := strconv.Atoi(first)
 	if err != nil {
-		return nil, fmt.Errorf("read postmaster.pid: %w", err)
+		return nil, gone, fmt.Errorf("read postmaster.pid: %w", err)
+	}
+	// A session outlives its postmaster until it next waits for its client. Those of a machine that is gone do not.
+	sessions, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", postmaster, postmaster))
+	if err != nil {
+		return nil, gone, err
 	}
 	leader.patroni.kill()
 	if err := syscall.Kill(postmaster, syscall.SIGKILL); err != nil {
-		return nil, fmt.Errorf("kill the leader's server: %w", err)
+		return nil, gone, fmt.Errorf("kill the leader's server: %w", err)
 	}
-	fmt.Fprintf(log, "killed -9: %s, its server and its Patroni\n", leader.name)
-	return func() error {
-		patroni, err := debian("patroni", "patroni")
-		if err != nil {
-			return err
+	for pid := range strings.FieldsSeq(string(sessions)) {
+		if pid, err := strconv.Atoi(pid); err == nil {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // The one error is that it has exited.
 		}
-		if err := c.startNode(leader, patroni); err != nil {
-			return err
+	}
+	return leader, time.Now(), nil
+}
+
+// awaitSuccessor waits until another node than the dead one answers as the primary. Nil: none did.
+func (c *cluster) awaitSuccessor(ctx context.Context, dead *node) *node {
+	for deadline := time.Now().Add(3 * patience); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		if leader, _, err := c.leader(ctx); err == nil && leader != dead {
+			return leader
 		}
-		return c.awaitStandby(ctx)
-	}, nil
+	}
+	return nil
+}
+
+// deadlocks counts them in the servers' logs. What a server says goes where its Patroni's output goes; a log without the line that each
+// server begins with would have been read for nothing.
+func (c *cluster) deadlocks() (n int, err error) {
+	for _, node := range c.nodes {
+		started := false
+		for start := range node.starts {
+			content, err := os.ReadFile(c.logOf(node, start+1))
+			if err != nil {
+				return n, err
+			}
+			n += bytes.Count(content, []byte("deadlock detected"))
+			started = started || bytes.Contains(content, []byte("database system is ready to accept"))
+		}
+		if !started {
+			return n, fmt.Errorf("the log of %s has nothing of its server", node.name)
+		}
+	}
+	return n, nil
+}
+
+func (c *cluster) logOf(n *node, start int) string {
+	return filepath.Join(c.dir, fmt.Sprintf("%s.%d.log", n.name, start))
 }
 
 func (c *cluster) close() {
@@ -264,11 +292,31 @@ func (c *cluster) close() {
 // FailoverReport is what a failover has shown.
 type FailoverReport struct {
 	Report
-	// FirstAnswer is the time from the kill to the first payment that was asked for after it and has got its 201.
+	// Before and After name the nodes that led before the kill and when everything was over.
+	Before, After string
+	// Led is the time from the kill until another node answered as the primary; zero: none did.
+	Led time.Duration
+	// FirstAnswer is the time from the kill to the first 201 for a payment that was first asked for after it.
 	FirstAnswer time.Duration
+	// Returned is the time from the kill until the dead node was the new leader's synchronous standby; zero: it never was.
+	Returned time.Duration
 }
 
-// Failover lets customers shop, kills the leader of the database, and goes on until everything is up again and checked.
+// judge adds to the violations that there was no failover.
+func (r *FailoverReport) judge() {
+	if r.Led == 0 || r.After == r.Before {
+		r.Violations = append(r.Violations, Violation(fmt.Sprintf("another node leads after the leader's death: %q led, then %q", r.Before, r.After)))
+	}
+	if r.Returned == 0 {
+		r.Violations = append(r.Violations, Violation(fmt.Sprintf("the dead node comes back as the standby: %s did not", r.Before)))
+	}
+	if r.FirstAnswer == 0 {
+		r.Violations = append(r.Violations, "a payment that is first asked for after the leader's death succeeds: none did")
+	}
+}
+
+// Failover lets customers shop, kills the leader of the database, waits until the other node leads, brings the dead one back, and goes on
+// until everything is up again and checked.
 func Failover(ctx context.Context, options Options, run RunOptions) (*FailoverReport, error) {
 	c, err := startCluster(ctx)
 	if err != nil {
@@ -282,11 +330,33 @@ func Failover(ctx context.Context, options Options, run RunOptions) (*FailoverRe
 	}
 	defer w.Close()
 	const name = "leader of the database killed -9"
+	report := &FailoverReport{}
 	var killed time.Time
+	returned := make(chan time.Time, 1)
 	w.own = []Fault{{Name: name, begin: func(ctx context.Context, _ *World, _ *replica) (func() error, error) {
-		mend, err := c.killLeader(ctx, run.Log)
-		killed = time.Now()
-		return mend, err
+		dead, gone, err := c.killLeader(ctx)
+		if err != nil {
+			return nil, err
+		}
+		killed, report.Before = gone, dead.name
+		fmt.Fprintf(run.Log, "killed -9: %s, its server and its Patroni\n", dead.name)
+		return func() error {
+			successor := c.awaitSuccessor(ctx, dead)
+			if successor != nil {
+				report.Led = time.Since(killed)
+				fmt.Fprintf(run.Log, "%s leads after %s\n", successor.name, report.Led.Round(time.Millisecond))
+			}
+			// Not before: its Patroni would find that the lock is still its own. The database is up without it.
+			go func() {
+				defer close(returned)
+				if err := c.awaitStandby(ctx, dead); err != nil {
+					fmt.Fprintf(run.Log, "%s: %v\n", dead.name, err)
+					return
+				}
+				returned <- time.Now()
+			}()
+			return c.startNode(dead)
+		}, nil
 	}}}
 	run.Faults = []string{name}
 	b := &book{}
@@ -294,15 +364,34 @@ func Failover(ctx context.Context, options Options, run RunOptions) (*FailoverRe
 	if err != nil {
 		return nil, err
 	}
-	report := &FailoverReport{Report: *r}
-	for _, o := range b.operations {
-		for _, call := range o.calls {
-			if o.kind == "payment" && call.status == http.StatusCreated && call.sent.After(killed) {
-				if took := call.received.Sub(killed); report.FirstAnswer == 0 || took < report.FirstAnswer {
-					report.FirstAnswer = took
-				}
+	report.Report = *r
+	if killed.IsZero() {
+		return nil, errors.New("the time was over before the leader was killed")
+	}
+	if at, ok := <-returned; ok {
+		report.Returned = at.Sub(killed)
+	}
+	leader, _, err := c.leader(ctx)
+	if err != nil {
+		return nil, err
+	}
+	report.After = leader.name
+	report.FirstAnswer = firstAnswer(b.operations, killed)
+	report.judge()
+	return report, nil
+}
+
+// firstAnswer is how long after the moment the first 201 came for a payment that was first asked for after it; zero: none did.
+func firstAnswer(operations []*operation, moment time.Time) (first time.Duration) {
+	for _, o := range operations {
+		if o.kind != "payment" || !o.started.After(moment) {
+			continue
+		}
+		for _, c := range o.calls {
+			if took := c.received.Sub(moment); c.status == http.StatusCreated && (first == 0 || took < first) {
+				first = took
 			}
 		}
 	}
-	return report, nil
+	return first
 }

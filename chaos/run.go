@@ -310,8 +310,10 @@ func (r *Report) count(ctx context.Context, w *World, b *book) error {
 			r.Charges++
 		}
 	}
-	w.database.countDeadlocks()
-	r.Deadlocks = w.database.deadlocks
+	if err != nil {
+		return err
+	}
+	r.Deadlocks, err = w.database.countDeadlocks()
 	return err
 }
 

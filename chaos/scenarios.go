@@ -23,8 +23,12 @@ func (s Scenario) Run(ctx context.Context, w *World) ([]Violation, error) {
 		return nil, err
 	}
 	violations, err := w.Check(ctx, b)
-	if w.database.countDeadlocks(); w.database.deadlocks > 0 {
-		violations = append(violations, Violation(fmt.Sprintf("there is no deadlock: there were %d", w.database.deadlocks)))
+	if err != nil {
+		return nil, err
+	}
+	deadlocks, err := w.database.countDeadlocks()
+	if deadlocks > 0 {
+		violations = append(violations, Violation(fmt.Sprintf("there is no deadlock: there were %d", deadlocks)))
 	}
 	return violations, err
 }
