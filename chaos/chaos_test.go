@@ -3,9 +3,11 @@ package chaos
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -50,7 +52,7 @@ func newWorld(t *testing.T, options Options) *World {
 	return w
 }
 
-func report(t *testing.T, violations []Violation) {
+func report[T ~string](t *testing.T, violations []T) {
 	t.Helper()
 	for _, v := range violations[:min(len(violations), 20)] {
 		t.Error(v)
@@ -64,13 +66,14 @@ func TestService(t *testing.T) {
 	t.Run("KeepsItsPromisesUnderFaults", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, Options{Binary: binary, Replicas: 3, Skewed: true})
-		r, err := Run(t.Context(), w, RunOptions{Seed: 1, Minutes: 0.5, Rate: 8, Log: t.Output()})
+		r, err := Run(t.Context(), w, RunOptions{Seed: 1, Minutes: 0.5, Rate: 8, Gap: time.Second, Log: t.Output()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		report(t, r.Violations)
-		if r.Charges == 0 {
-			t.Error("nothing was charged, so nothing was shown")
+		report(t, r.Slow)
+		if r.Charges == 0 || r.Skewed == 0 || len(r.Recoveries) < 4 {
+			t.Errorf("too little: %d charges, %d orders made by a wrong clock, %d sorts of faults", r.Charges, r.Skewed, len(r.Recoveries))
 		}
 	})
 
@@ -84,16 +87,47 @@ func TestService(t *testing.T) {
 			t.Fatal(err)
 		}
 		report(t, r.Violations)
+		report(t, r.Slow)
 		if r.Charges == 0 {
 			t.Error("nothing was charged, so nothing was shown")
 		}
 	})
 }
 
+// TestCells has each fault once, and the points that not every fault has.
+func TestCells(t *testing.T) {
+	t.Parallel()
+	chosen := func(c Cell) bool {
+		switch {
+		case c.Refund:
+			return c.Fault == "kill -9" && c.Returns
+		case c.Point == charged:
+			return c.Returns
+		case c.Fault == "kill -9":
+			return c.Point != claimed
+		}
+		return c.Fault == "database's answers lost" && c.Point == claiming
+	}
+	m, err := RunCells(t.Context(), Options{Binary: binary, Replicas: 2, Settings: DefaultSettings, Log: t.Output()}, 1, chosen, t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	report(t, m.Violations)
+	report(t, m.Slow)
+	for _, c := range m.Cells {
+		if len(c.Waits) != 1 || len(c.Left) != 1 || len(c.Endings) != 1 {
+			t.Errorf("%s has not been run: %+v", c.Cell, c)
+		}
+	}
+	if len(m.Cells) < len(Faults) {
+		t.Errorf("%d cells for %d faults", len(m.Cells), len(Faults))
+	}
+}
+
 func TestSchedule(t *testing.T) {
 	t.Parallel()
 	w := &World{database: &database{onTmpfs: true}}
-	schedule := func(seed uint64) []Step { return NewSchedule(seed, 100, 3, time.Second, w.FaultNames()) }
+	schedule := func(seed uint64) []Step { return NewSchedule(seed, 100, 3, time.Second, time.Minute, w.FaultNames()) }
 	same := func(a, b []Step) bool {
 		return slices.EqualFunc(a, b, func(a, b Step) bool { return a.String() == b.String() })
 	}
@@ -108,12 +142,61 @@ func TestSchedule(t *testing.T) {
 		}
 	})
 
+	t.Run("RestsNowAndThen", func(t *testing.T) {
+		t.Parallel()
+		rests := 0
+		for _, s := range schedule(1) {
+			if s.After >= time.Minute {
+				rests++
+			}
+		}
+		if rests != 100/restEvery {
+			t.Errorf("%d rests", rests)
+		}
+	})
+
+	t.Run("KnowsItsFaultsByName", func(t *testing.T) {
+		t.Parallel()
+		if _, err := w.fault("SIGSTOP, SIGCONT"); err != nil {
+			t.Error(err)
+		}
+		for _, r := range []struct {
+			w    *World
+			name string
+		}{{w, "SIGSTOP"}, {&World{database: &database{}}, "disk full"}} {
+			if _, err := Run(t.Context(), r.w, RunOptions{Faults: []string{r.name}}); err == nil {
+				t.Errorf("%q is taken for a fault", r.name)
+			}
+		}
+	})
+
 	t.Run("ForgetsNoFault", func(t *testing.T) {
 		t.Parallel()
 		for _, name := range w.FaultNames() {
 			if !slices.ContainsFunc(schedule(1), func(s Step) bool { return slices.Contains(s.Faults, name) }) {
 				t.Errorf("%s does not come", name)
 			}
+		}
+	})
+}
+
+// TestFault knows a fault that has not happened.
+func TestFault(t *testing.T) {
+	t.Parallel()
+
+	t.Run("ThatWaitsInVainHasNotStruck", func(t *testing.T) {
+		t.Parallel()
+		w := &World{gateway: &gateway{}}
+		fault, err := w.fault("kill -9 before the charge")
+		if err != nil {
+			t.Fatal(err)
+		}
+		mend, err := fault.begin(t.Context(), w, &replica{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := mend(); !errors.Is(err, errNobodyCame) {
+			t.Errorf("mended: %v", err)
 		}
 	})
 }
@@ -154,18 +237,226 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+// TestInvariants knows that what must not be is noticed, without a service that does it.
+func TestInvariants(t *testing.T) {
+	t.Parallel()
+	w := &World{merchantID: "m"}
+	// An order that was paid, a refund of some of it, an order whose payment was declined, and one whose payment was closed.
+	setup := func() (*book, []entry) {
+		b, orders := &book{}, 0
+		ended := func(o *operation, status int, slug string) *operation {
+			o.final = &call{status: status, slug: slug, resource: o.key}
+			return o
+		}
+		pay := func(status int, slug string) (o *operation, key string) {
+			orders++
+			order := ended(b.order(1000, "EUR"), 201, "")
+			order.final.resource = fmt.Sprintf("o%d", orders)
+			o = ended(b.payment(order, "pm_ok"), status, slug)
+			return o, w.gatewayKey(o)
+		}
+		paid, paidKey := pay(201, "")
+		_, declinedKey := pay(402, "payment-declined")
+		_, failedKey := pay(402, "payment-failed")
+		return b, []entry{
+			{Kind: "charge", Key: paidKey, Status: "approved", Amount: 1000, Currency: "EUR"},
+			{Kind: "refund", Key: w.gatewayKey(ended(b.refund(paid, 400), 201, "")), Status: "approved", Amount: 400, Currency: "EUR", ChargeKey: paidKey},
+			{Kind: "charge", Key: declinedKey, Status: "declined", Amount: 1000, Currency: "EUR"},
+			{Kind: "charge", Key: failedKey, Status: "canceled"},
+		}
+	}
+	const (
+		paid = iota
+		refund
+		declined
+		failed
+	)
+	type ledger = []entry
+	const (
+		notAsked = "the gateway is asked for what the client has asked for"
+		notSo    = "what a client was told is so"
+	)
+	for name, c := range map[string]struct {
+		broken string // what a violation begins with; none at all if empty
+		change func(b *book, l ledger) ledger
+	}{
+		"AllIsWell":     {"", func(_ *book, l ledger) ledger { return l }},
+		"OtherAmount":   {notAsked, func(_ *book, l ledger) ledger { l[paid].Amount = 999; return l }},
+		"OtherCurrency": {notAsked, func(_ *book, l ledger) ledger { l[paid].Currency = "USD"; return l }},
+		"HalfOfARefund": {notAsked, func(_ *book, l ledger) ledger { l[refund].Amount = 200; return l }},
+		"RefundOfAnotherCharge": {notAsked, func(_ *book, l ledger) ledger {
+			l[refund].ChargeKey = l[declined].Key
+			return l
+		}},
+		"TwoChargesForAnOrder": {"an order has at most one charge", func(b *book, l ledger) ledger {
+			second := b.add(&operation{kind: "payment", orderID: "o1", amount: 1000, currency: "EUR"})
+			return append(l, entry{Kind: "charge", Key: w.gatewayKey(second), Status: "approved", Amount: 1000, Currency: "EUR"})
+		}},
+		"ChargeThatNobodyAskedFor": {"every charge in the ledger is one of ours", func(_ *book, l ledger) ledger {
+			return append(l, entry{Kind: "charge", Key: "k", Status: "approved", Amount: 1000, Currency: "EUR"})
+		}},
+		"PaidWithoutACharge":      {notSo, func(_ *book, l ledger) ledger { return l[refund:] }},
+		"RefundedWithoutARefund":  {notSo, func(_ *book, l ledger) ledger { return append(l[:refund], l[declined:]...) }},
+		"DeclinedWithoutADecline": {notSo, func(_ *book, l ledger) ledger { return append(l[:declined], l[failed]) }},
+		"FailedWithoutACancel":    {notSo, func(_ *book, l ledger) ledger { return l[:failed] }},
+		"FailedAndCharged": {notSo, func(_ *book, l ledger) ledger {
+			l[failed].Status, l[failed].Amount, l[failed].Currency = "approved", 1000, "EUR"
+			return l
+		}},
+		"MoreRefundedThanCharged": {"refunds never exceed their charge", func(_ *book, l ledger) ledger { l[paid].Amount = 300; return l }},
+		"SavedByTheGatewaysLimits": {"the service never asks for more than is left of a charge", func(_ *book, l ledger) ledger {
+			l[declined].DeclineCode = "amount_exceeds_charge"
+			return l
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, ledger := setup()
+			violations := w.checkIntents(c.change(b, ledger), b)
+			if c.broken == "" {
+				report(t, violations)
+			} else if !slices.ContainsFunc(violations, func(v Violation) bool { return strings.HasPrefix(string(v), c.broken) }) {
+				t.Errorf("not noticed: %v", violations)
+			}
+		})
+	}
+
+	t.Run("ClocksAreAsWrongAsTheyWereMade", func(t *testing.T) {
+		t.Parallel()
+		now := time.Now()
+		order := func(made, clock time.Duration) *book {
+			body := fmt.Appendf(nil, `{"created_at":%q}`, now.Add(made).Format(time.RFC3339Nano))
+			return &book{operations: []*operation{{kind: "order", calls: []call{{status: 201, sent: now, received: now, clock: clock, body: body}}}}}
+		}
+		report(t, checkClocks(order(time.Hour, time.Hour)))
+		report(t, checkClocks(order(0, 0)))
+		if checkClocks(order(0, time.Hour)) == nil || checkClocks(order(-time.Hour, 0)) == nil {
+			t.Error("not noticed that a clock is another one")
+		}
+	})
+
+	t.Run("ClientsWhoWaitForTooLongAreNoticed", func(t *testing.T) {
+		t.Parallel()
+		start := time.Now()
+		at := func(seconds float64) time.Time { return start.Add(time.Duration(seconds * float64(time.Second))) }
+		waits := func(ended time.Time, windows ...window) []string {
+			r := &Report{Recoveries: map[string]*Recovery{}}
+			r.measure(DefaultSettings, &book{operations: []*operation{{key: "k", started: at(0), ended: ended}}}, windows)
+			return r.Slow
+		}
+		fault := window{from: at(1), up: at(2)}
+		report(t, waits(at(6), fault))
+		if slow := waits(at(7), fault); len(slow) != 1 || !strings.Contains(slow[0], "final 5s after") {
+			t.Errorf("after the bound: %v", slow)
+		}
+		if slow := waits(time.Time{}, fault); len(slow) != 1 || !strings.Contains(slow[0], "never final") {
+			t.Errorf("never: %v", slow)
+		}
+		report(t, waits(at(7), fault, window{from: at(3), up: at(4)})) // The next fault has met it.
+		if slow := waits(at(9), fault, window{from: at(3), up: at(4)}); len(slow) != 1 {
+			t.Errorf("after the bound of the next fault: %v", slow)
+		}
+	})
+
+	t.Run("ClientWithoutAnAnswerIsNoticed", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, Options{Binary: binary, Replicas: 1})
+		b := &book{}
+		o := b.order(1000, "EUR")
+		o.path = "/healthz"     // Which knows no POST.
+		w.Settings = Settings{} // Nobody waits for it for more than a second.
+		violations, err := w.Check(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, broken := range []string{"a client that comes back gets a final answer", "whoever asks gets an answer"} {
+			if !slices.ContainsFunc(violations, func(v Violation) bool { return strings.HasPrefix(string(v), broken) }) {
+				t.Errorf("not noticed that %s: %v", broken, violations)
+			}
+		}
+	})
+
+	t.Run("KeyThatStaysInProgressIsNoticed", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, Options{Binary: binary, Replicas: 1})
+		b := &book{}
+		order, err := w.newOrder(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := b.payment(order, "pm_ok")
+		d := w.gateway.shut(0, beforeCharge, w.gatewayKey(o))
+		defer d.open()
+		go w.send(t.Context(), o, 0, "")
+		if err := await(d.reached, "the payment is claimed"); err != nil {
+			t.Fatal(err)
+		}
+		w.Settings = Settings{} // A second is too long now; the replica gives the gateway three.
+		overdue := func() int {
+			_, late, err := w.overdue(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(late)
+		}
+		up := w.up.Load()
+		w.down()
+		for deadline := time.Now().Add(1200 * time.Millisecond); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+			if overdue() > 0 {
+				t.Fatal("complained of while something was down")
+			}
+		}
+		w.up.Store(up)
+		if overdue() != 1 {
+			t.Error("not noticed")
+		}
+	})
+}
+
+func TestClock(t *testing.T) {
+	t.Parallel()
+	t.Run("ThatCannotBeReadStopsTheProgram", func(t *testing.T) {
+		t.Parallel()
+		command := exec.Command(binary, "--help")
+		command.Env = append(os.Environ(), "CLOCK_OFFSET=an hour")
+		if said, err := command.CombinedOutput(); err == nil || !bytes.Contains(said, []byte("CLOCK_OFFSET")) {
+			t.Errorf("%v: %s", err, said)
+		}
+	})
+}
+
 func TestReport(t *testing.T) {
 	t.Parallel()
-	r := &Report{Options: RunOptions{Seed: 1, Minutes: 1}, Recoveries: map[string]*Recovery{"kill -9": {Times: 1, Waits: []time.Duration{time.Second}}}}
-	text, violated := Write(r, nil, DefaultSettings)
-	if violated || !strings.Contains(text, "| kill -9 | 1 | 0 | 1.00 s | 1.00 s |") {
-		t.Error(text)
-	}
-	r.Violations = []Violation{"two charges"}
-	text, violated = Write(r, nil, DefaultSettings)
-	if !violated || !bytes.Contains([]byte(text), []byte("two charges")) {
-		t.Error(text)
-	}
+
+	t.Run("SaysWhatWasMeasured", func(t *testing.T) {
+		t.Parallel()
+		r := &Report{
+			Options: RunOptions{Seed: 1, Minutes: 1}, World: Options{Replicas: 2},
+			Recoveries: map[string]*Recovery{"kill -9": {Times: 1, Waits: []time.Duration{time.Second}}},
+		}
+		text, violated := Write(r, nil, DefaultSettings)
+		if violated || strings.Contains(text, "clock an hour ahead") || !strings.Contains(text, "| kill -9 | 1 | 0 | 1.00 s | 1.00 s |") {
+			t.Error(text)
+		}
+		r.World.Skewed = true
+		if text, _ = Write(r, nil, DefaultSettings); !strings.Contains(text, "one with its clock an hour ahead,") {
+			t.Error(text)
+		}
+		r.Violations = []Violation{"two charges"}
+		if text, violated = Write(r, nil, DefaultSettings); !violated || !strings.Contains(text, "two charges") {
+			t.Error(text)
+		}
+	})
+
+	t.Run("FailsForWhatIsSlow", func(t *testing.T) {
+		t.Parallel()
+		if _, violated := Write(&Report{Slow: []string{"k"}}, nil, DefaultSettings); !violated {
+			t.Error("a slow client is fine")
+		}
+		if _, violated := Write(nil, &Matrix{Slow: []string{"k"}}, DefaultSettings); !violated {
+			t.Error("a slow cell is fine")
+		}
+	})
 }
 
 func TestFailover(t *testing.T) {
@@ -176,7 +467,7 @@ func TestFailover(t *testing.T) {
 		t.Parallel()
 		r := well
 		r.judge()
-		text, violated := WriteFailover(&r, DefaultSettings)
+		text, violated := WriteFailover(&r)
 		if violated || !strings.Contains(text, "| led before the kill | node1 |") || !strings.Contains(text, "| leads at the end | node2 |") {
 			t.Error(text)
 		}
@@ -189,7 +480,7 @@ func TestFailover(t *testing.T) {
 			r := well
 			spoil(&r)
 			r.judge()
-			if _, violated := WriteFailover(&r, DefaultSettings); !violated {
+			if _, violated := WriteFailover(&r); !violated {
 				t.Errorf("%s, and that is fine", name)
 			}
 		}

@@ -17,14 +17,16 @@ import (
 
 // operation is one intent of a client: one key, one request, repeated until there is a final answer.
 type operation struct {
-	kind    string // "order", "payment", "refund", "cancel"
-	key     string
-	path    string
-	body    string
-	prefer  string // of the first request
-	orderID string
-	amount  int64
-	scripts string // payment method, for what can never end well
+	kind     string // "order", "payment", "refund", "cancel"
+	key      string
+	path     string
+	body     string
+	prefer   string // of the first request
+	orderID  string
+	amount   int64
+	currency string
+	of       *operation // the payment that a refund gives back
+	scripts  string     // payment method, for what can never end well
 	// A client that leaves: it sends its request once and does not come back.
 	leaves bool
 
@@ -40,7 +42,9 @@ type operation struct {
 type call struct {
 	sent, received time.Time
 	replica        int
-	status         int // 0: the connection broke, or the client lost patience
+	clock          time.Duration // how wrong that replica's clock was; see [World.checkClocks]
+	restarted      bool          // between the request and its answer, with another clock
+	status         int           // 0: the connection broke, or the client lost patience
 	slug           string
 	resource       string // the payment or refund that the answer names
 	replayed       bool
@@ -78,9 +82,9 @@ const clientPatience = 8 * time.Second
 func (w *World) send(ctx context.Context, o *operation, replica int, prefer string) (c call) {
 	ctx, cancel := context.WithTimeout(ctx, clientPatience)
 	defer cancel()
-	c = call{sent: time.Now(), replica: replica}
+	c = call{sent: time.Now(), replica: replica, clock: w.replicas[replica].clock()}
 	defer func() {
-		c.received = time.Now()
+		c.received, c.restarted = time.Now(), c.clock != w.replicas[replica].clock()
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		o.calls = append(o.calls, c)
@@ -197,13 +201,25 @@ func (o *operation) answer() *call {
 	return o.final
 }
 
+// leave is what an impatient client does: it sends its request, hangs up after a moment, and does not come back.
+func (w *World) leave(ctx context.Context, o *operation, random *rand.Rand) {
+	o.leaves, o.started = true, time.Now()
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(random.IntN(150))*time.Millisecond)
+	defer cancel()
+	w.send(ctx, o, random.IntN(len(w.replicas)), o.prefer)
+}
+
+// ledgerKind is which of the gateway's two ledgers the operation belongs to.
+func (o *operation) ledgerKind() string {
+	if o.kind == "refund" {
+		return "refund"
+	}
+	return "charge"
+}
+
 // gatewayKey is what the contract says that the gateway knows the intent by.
 func (w *World) gatewayKey(o *operation) string {
-	kind := "charge"
-	if o.kind == "refund" {
-		kind = "refund"
-	}
-	sum := sha256.Sum256([]byte(kind + "\n" + w.merchantID + "\n" + o.key))
+	sum := sha256.Sum256([]byte(o.ledgerKind() + "\n" + w.merchantID + "\n" + o.key))
 	return hex.EncodeToString(sum[:])
 }
 
@@ -223,19 +239,27 @@ func (b *book) add(o *operation) *operation {
 	return o
 }
 
-func (b *book) order(amount int64) *operation {
-	return b.add(&operation{kind: "order", path: "/v1/orders", amount: amount, body: fmt.Sprintf(`{"amount":%d,"currency":"EUR"}`, amount)})
-}
-
-func (b *book) payment(orderID string, amount int64, method string) *operation {
+func (b *book) order(amount int64, currency string) *operation {
 	return b.add(&operation{
-		kind: "payment", path: "/v1/payments", orderID: orderID, amount: amount, scripts: method,
-		body: fmt.Sprintf(`{"order_id":%q,"amount":%d,"currency":"EUR","payment_method":%q}`, orderID, amount, method),
+		kind: "order", path: "/v1/orders", amount: amount, currency: currency, body: fmt.Sprintf(`{"amount":%d,"currency":%q}`, amount, currency),
 	})
 }
 
-func (b *book) refund(paymentID string, amount int64) *operation {
-	return b.add(&operation{kind: "refund", path: "/v1/payments/" + paymentID + "/refunds", amount: amount, body: fmt.Sprintf(`{"amount":%d}`, amount)})
+// payment pays an order that was answered.
+func (b *book) payment(order *operation, method string) *operation {
+	orderID := order.answer().resource
+	return b.add(&operation{
+		kind: "payment", path: "/v1/payments", orderID: orderID, amount: order.amount, currency: order.currency, scripts: method,
+		body: fmt.Sprintf(`{"order_id":%q,"amount":%d,"currency":%q,"payment_method":%q}`, orderID, order.amount, order.currency, method),
+	})
+}
+
+// refund gives back some of a payment that was answered.
+func (b *book) refund(payment *operation, amount int64) *operation {
+	return b.add(&operation{
+		kind: "refund", path: "/v1/payments/" + payment.answer().resource + "/refunds", of: payment,
+		amount: amount, currency: payment.currency, body: fmt.Sprintf(`{"amount":%d}`, amount),
+	})
 }
 
 func (b *book) cancel(orderID string) *operation {
@@ -249,42 +273,47 @@ var methods = []string{
 	"pm_refund_declined", "pm_refund_error_after", "pm_refund_hang_after", "pm_refund_drop_after",
 }
 
+var currencies = []string{"EUR", "EUR", "USD", "JPY"}
+
 // shop is one customer: an order, a payment, and whatever else customers do. The number decides what, so a seed has the same customers.
 func (w *World) shop(ctx context.Context, b *book, seed uint64, number int) {
 	random := rand.New(rand.NewPCG(seed, uint64(number)))
 	chance := func(percent int) bool { return random.IntN(100) < percent }
 	other := func() *rand.Rand { return rand.New(rand.NewPCG(random.Uint64(), 0)) }
 
-	order := b.order(100 + random.Int64N(100_000))
+	order := b.order(100+random.Int64N(100_000), currencies[random.IntN(len(currencies))])
+	if chance(2) {
+		w.leave(ctx, order, random)
+		return
+	}
 	w.complete(ctx, order, random)
 	if order.answer() == nil {
 		return
 	}
-	orderID := order.answer().resource
 	var friends sync.WaitGroup
 	defer friends.Wait()
 	method := methods[random.IntN(len(methods))]
-	payment := b.payment(orderID, order.amount, method)
+	payment := b.payment(order, method)
 	if chance(20) {
 		payment.prefer = "respond-async"
 	}
 
 	switch {
-	case chance(4): // Leaves before the answer, and never comes back.
-		payment.leaves = true
-		payment.started = time.Now()
-		left, cancel := context.WithTimeout(ctx, time.Duration(random.IntN(150))*time.Millisecond)
-		w.send(left, payment, random.IntN(len(w.replicas)), payment.prefer)
-		cancel()
+	case chance(4):
+		w.leave(ctx, payment, random)
 		return
 	case chance(10): // The same click twice.
 		friends.Go(func() { w.complete(ctx, payment, other()) })
 	case chance(8): // Two clicks with two keys.
-		second := b.payment(orderID, order.amount, "pm_ok")
+		second := b.payment(order, "pm_ok")
 		friends.Go(func() { w.complete(ctx, second, other()) })
 	case chance(8): // Pays and cancels at once.
-		cancel := b.cancel(orderID)
-		friends.Go(func() { w.complete(ctx, cancel, other()) })
+		cancel, his := b.cancel(order.answer().resource), other()
+		if chance(20) {
+			friends.Go(func() { w.leave(ctx, cancel, his) })
+		} else {
+			friends.Go(func() { w.complete(ctx, cancel, his) })
+		}
 	}
 	w.complete(ctx, payment, random)
 	answer := payment.answer()
@@ -292,7 +321,7 @@ func (w *World) shop(ctx context.Context, b *book, seed uint64, number int) {
 		return
 	}
 	if answer.slug == "payment-failed" { // Closed with nothing charged: try again with a new key, as the answer says.
-		payment = b.payment(orderID, order.amount, "pm_ok")
+		payment = b.payment(order, "pm_ok")
 		w.complete(ctx, payment, random)
 		if answer = payment.answer(); answer == nil {
 			return
@@ -303,11 +332,15 @@ func (w *World) shop(ctx context.Context, b *book, seed uint64, number int) {
 	}
 	// Some of it is given back, in parts that together may be too much.
 	for range 1 + random.IntN(3) {
-		refund := b.refund(answer.resource, 1+random.Int64N(order.amount))
+		refund, his := b.refund(payment, 1+random.Int64N(order.amount)), other()
 		if chance(20) {
 			refund.prefer = "respond-async"
 		}
-		friends.Go(func() { w.complete(ctx, refund, other()) })
+		if chance(8) {
+			friends.Go(func() { w.leave(ctx, refund, his) })
+		} else {
+			friends.Go(func() { w.complete(ctx, refund, his) })
+		}
 	}
 }
 
@@ -315,10 +348,24 @@ func (w *World) shop(ctx context.Context, b *book, seed uint64, number int) {
 func anyRandom() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), 0)) }
 
 func (w *World) newOrder(ctx context.Context, b *book) (*operation, error) {
-	order := b.order(1999)
+	order := b.order(1999, "EUR")
 	w.complete(ctx, order, anyRandom())
 	if order.answer() == nil {
 		return nil, fmt.Errorf("no order: %v", order.calls)
 	}
 	return order, nil
+}
+
+// newPayment is an order that is paid.
+func (w *World) newPayment(ctx context.Context, b *book) (*operation, error) {
+	order, err := w.newOrder(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	payment := b.payment(order, "pm_ok")
+	w.complete(ctx, payment, anyRandom())
+	if answer := payment.answer(); answer == nil || answer.status != http.StatusCreated {
+		return nil, fmt.Errorf("no payment: %v", payment.calls)
+	}
+	return payment, nil
 }

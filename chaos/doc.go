@@ -10,10 +10,11 @@
 // from outside. The named points at which a process is killed are reached from outside: a door of the proxy, a lock that another session
 // holds, a network that carries one way.
 //
-// Three things use a World:
+// Four things use a World:
 //
 //	[Run]         many clients under a schedule of faults that the seed decides, then the invariants
 //	[Cells]       one fault at one point with one payment, many times: the crash matrix
+//	[Failover]    customers again, on a cluster whose leader is killed
 //	[Scenarios]   the shortest way to see a mutant fail, to know that the harness can
 //
 // The invariants are in invariants.go; a [Violation] is one that did not hold. It runs on Linux.

@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"syscall"
@@ -20,8 +21,6 @@ type Fault struct {
 
 // beginning makes something fail around one replica, or around all, and returns what mends it.
 type beginning func(ctx context.Context, w *World, victim *replica) (mend func() error, err error)
-
-func nothing() error { return nil }
 
 func kill(_ context.Context, _ *World, r *replica) (func() error, error) {
 	r.process.kill()
@@ -58,8 +57,8 @@ var Faults = []Fault{
 		return func() error { <-done; return r.ensure() }, nil
 	}},
 	{Name: "SIGSTOP, SIGCONT", holds: true, begin: pause},
-	{Name: "killed, its clock an hour ahead", begin: clock(time.Hour)},
-	{Name: "killed, its clock an hour behind", begin: clock(-time.Hour)},
+	{Name: "killed, its clock an hour ahead", holds: true, begin: clock(time.Hour)},
+	{Name: "killed, its clock an hour behind", holds: true, begin: clock(-time.Hour)},
 
 	gatewayFault(slow), gatewayFault(errorBefore), gatewayFault(errorAfter), gatewayFault(hangBefore), gatewayFault(hangAfter),
 	gatewayFault(cutBefore), gatewayFault(cutAfter), gatewayFault(unavailable), gatewayFault(lying), gatewayFault(late),
@@ -115,10 +114,12 @@ var Faults = []Fault{
 	network("database cut off", toDatabase, (*link).cut),
 	network("database slow (300 ms each way)", toDatabase, func(l *link) error { return l.slow(300) }),
 	network("database swallows", toDatabase, func(l *link) error { return l.swallow("upstream", "downstream") }),
+	network("database hears nothing", toDatabase, func(l *link) error { return l.swallow("upstream") }),
 	network("database's answers lost", toDatabase, func(l *link) error { return l.swallow("downstream") }),
 	network("gateway cut off", toGateway, (*link).cut),
 	network("gateway slow (300 ms each way)", toGateway, func(l *link) error { return l.slow(300) }),
 	network("gateway swallows", toGateway, func(l *link) error { return l.swallow("upstream", "downstream") }),
+	network("gateway hears nothing", toGateway, func(l *link) error { return l.swallow("upstream") }),
 	network("gateway's answers lost", toGateway, func(l *link) error { return l.swallow("downstream") }),
 
 	// The named points: the process dies or stops exactly there.
@@ -135,14 +136,22 @@ var Faults = []Fault{
 	}},
 }
 
-func (w *World) fault(name string) Fault {
+// fault is the one of the name, if this world can have it.
+func (w *World) fault(name string) (Fault, error) {
 	for _, f := range slices.Concat(Faults, w.own) {
-		if f.Name == name {
-			return f
+		switch {
+		case f.Name != name:
+		case f.needs != nil && !f.needs(w):
+			return f, fmt.Errorf("this world cannot have %q", name)
+		default:
+			return f, nil
 		}
 	}
-	panic("chaos: no fault is called " + name)
+	return Fault{}, fmt.Errorf("no fault is called %q", name)
 }
+
+// errNobodyCame is what mending a fault says that has waited in vain for its moment, and so has not happened.
+var errNobodyCame = errors.New("nobody came to the point")
 
 // reapersCancel takes a payment of a client who leaves to where the gateway has canceled it for a reaper, and the reaper does not know yet.
 func (w *World) reapersCancel(ctx context.Context, b *book, r *replica) (*door, error) {
@@ -150,7 +159,7 @@ func (w *World) reapersCancel(ctx context.Context, b *book, r *replica) (*door, 
 	if err != nil {
 		return nil, err
 	}
-	o := b.payment(order.answer().resource, order.amount, "pm_ok")
+	o := b.payment(order, "pm_ok")
 	o.leaves = true
 	o.started = time.Now()
 	return w.canceledByReaper(ctx, o, r, func() { go w.send(ctx, o, r.index, "") })
@@ -181,11 +190,16 @@ func await(signal <-chan struct{}, what string) error {
 	}
 }
 
+// clock kills the replica and starts it with another clock; mended is it by another kill.
 func clock(offset time.Duration) beginning {
 	return func(_ context.Context, _ *World, r *replica) (func() error, error) {
-		r.process.kill()
-		r.clock = offset
-		return r.ensure, nil
+		again := func(offset time.Duration) error {
+			r.process.kill()
+			r.wrong.Store(int64(offset))
+			return r.start()
+		}
+		usual := r.clock()
+		return func() error { return again(usual) }, again(usual + offset)
 	}
 }
 
@@ -211,7 +225,8 @@ func network(name string, which func(*replica) *link, fail func(*link) error) Fa
 	}}
 }
 
-// at begins another fault when a request of the victim has come to the moment. If none comes while the fault lasts, nothing happens.
+// at begins another fault when a request of the victim has come to the moment. If none comes while the fault lasts, nothing happens, and
+// mending it returns errNobodyCame.
 func at(name string, when moment, what beginning) Fault {
 	return Fault{Name: name, begin: func(ctx context.Context, w *World, r *replica) (func() error, error) {
 		d := w.gateway.shut(r.index, when, "")
@@ -222,7 +237,7 @@ func at(name string, when moment, what beginning) Fault {
 		}
 		done := make(chan begun, 1)
 		go func() {
-			b := begun{mend: nothing}
+			b := begun{mend: func() error { return errNobodyCame }}
 			select {
 			case <-d.reached:
 				b.mend, b.err = what(ctx, w, r)

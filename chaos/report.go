@@ -9,33 +9,34 @@ import (
 )
 
 // Write puts what was measured into Markdown, and says whether anything was violated.
-func Write(run *Report, cells []CellResult, s Settings) (text string, violated bool) {
+func Write(run *Report, cells *Matrix, s Settings) (text string, violated bool) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("# The crash matrix\n")
 	say("Written by `make chaos`. What fails is in [chaos/faults.go](../chaos/faults.go), what must hold all the same in")
-	say("[chaos/invariants.go](../chaos/invariants.go). Charges are counted in the gateway's own ledger.\n")
+	say("[chaos/invariants.go](../chaos/invariants.go). Charges and refunds are counted in the gateway's own ledger, and held against what the clients asked for.\n")
 	say("Settings: `LEASE_TTL` %s, `GATEWAY_TIMEOUT` %s, `REAP_INTERVAL` %s, `REAP_AFTER` %s, gateway latency %s; a client repeats every %s. So the",
 		s.LeaseTTL, s.GatewayTimeout, s.ReapInterval, s.ReapAfter, s.Latency, s.Repeat)
 	say("bound on a client's wait, from the moment service, database and gateway are all up, is `LEASE_TTL` + the repeat's interval + two gateway")
-	say("latencies + 1 s = **%s**.\n", s.Bound())
+	say("latencies + 1 s = **%s**. A key that nobody comes back for is final after `GATEWAY_TIMEOUT` + `LEASE_TTL` + `REAP_AFTER` + six rounds of the", s.Bound())
+	say("reaper + 1 s = **%s**.\n", s.Quiet())
 	if run != nil {
-		violated = writeRun(say, "Mixed faults", run, s) || violated
+		violated = writeRun(say, "Mixed faults", run) || violated
 	}
-	if len(cells) > 0 {
-		violated = writeCells(say, cells, s) || violated
+	if cells != nil {
+		violated = writeCells(say, cells) || violated
 	}
 	return b.String(), violated
 }
 
 // WriteFailover is [Write] for a failover.
-func WriteFailover(r *FailoverReport, s Settings) (text string, violated bool) {
+func WriteFailover(r *FailoverReport) (text string, violated bool) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("# A failover\n")
-	say("Written by `make chaos-failover`: two PostgreSQL servers, one of them a synchronous standby, under Patroni with etcd (`ttl` 20 s, `loop_wait`")
-	say("2 s, `synchronous_mode`). The leader's server and its Patroni are killed with -9 while customers shop; the replicas name both servers in")
-	say("`DATABASE_URL`, with `target_session_attrs=read-write`. The dead node is started again once the other one leads.\n")
+	say("Written by `make chaos-failover`: two PostgreSQL servers, one of them a synchronous standby, under Patroni with etcd (`ttl` 20 s, `loop_wait` 2 s, `synchronous_mode`). The")
+	say("leader's server and its Patroni are killed with -9 while customers shop; the replicas name both servers in `DATABASE_URL`, with")
+	say("`target_session_attrs=read-write`. The dead node is started again once the other one leads.\n")
 	say("| | |\n|---|---|")
 	say("| led before the kill | %s |", r.Before)
 	say("| leads at the end | %s |", r.After)
@@ -43,7 +44,7 @@ func WriteFailover(r *FailoverReport, s Settings) (text string, violated bool) {
 	say("| from the kill to the first 201 for a payment that was first asked for after it | **%s** |", orNever(r.FirstAnswer))
 	say("| from the kill until the dead node was the synchronous standby | %s |\n", orNever(r.Returned))
 	say("Acknowledged payments lost, charges made twice, and other invariants that did not hold: **%d**.\n", len(r.Violations))
-	violated = writeRun(say, "The customers", &r.Report, s)
+	violated = writeRun(say, "The customers", &r.Report)
 	return b.String(), violated
 }
 
@@ -54,25 +55,26 @@ func orNever(d time.Duration) string {
 	return seconds(d)
 }
 
-func writeRun(say func(string, ...any), title string, r *Report, s Settings) (violated bool) {
+func writeRun(say func(string, ...any), title string, r *Report) (violated bool) {
 	say("## %s\n", title)
 	between := ""
 	if r.World.PgBouncer {
 		between = ", PgBouncer in transaction mode"
 	}
 	clocks := ""
-	if r.World.Skewed && r.World.Replicas > 1 {
+	switch {
+	case !r.World.Skewed || r.World.Replicas < 2:
+	case r.World.Replicas == 2:
+		clocks = ", one with its clock an hour ahead"
+	default:
 		clocks = ", one with its clock an hour ahead and one an hour behind"
 	}
-	if r.World.Replicas == 2 {
-		clocks = ", one with its clock an hour ahead"
-	}
-	times := 0
+	struck := 0
 	for _, recovery := range r.Recoveries {
-		times += recovery.Times
+		struck += recovery.Times
 	}
 	say("Seed %d, %s of shopping, %d replicas%s%s, %g customers per second; a fault, or two at once, struck %d times, counted singly.\n",
-		r.Options.Seed, time.Duration(r.Options.Minutes*float64(time.Minute)), r.World.Replicas, clocks, between, r.Options.Rate, times)
+		r.Options.Seed, time.Duration(r.Options.Minutes*float64(time.Minute)), r.World.Replicas, clocks, between, r.Options.Rate, struck)
 	say("| | |\n|---|---|")
 	say("| payments asked for (keys) | %d |", r.Operations["payment"])
 	say("| refunds asked for (keys) | %d |", r.Operations["refund"])
@@ -81,6 +83,7 @@ func writeRun(say func(string, ...any), title string, r *Report, s Settings) (vi
 	for _, name := range slices.Sorted(maps.Keys(r.Endings)) {
 		say("| %s | %d |", name, r.Endings[name])
 	}
+	say("| orders made by a clock that is wrong | %d |", r.Skewed)
 	say("| approved charges in the gateway's ledger | %d |", r.Charges)
 	for _, name := range slices.Sorted(maps.Keys(r.Enders)) {
 		say("| ended by %s | %d |", name, r.Enders[name])
@@ -97,35 +100,35 @@ func writeRun(say func(string, ...any), title string, r *Report, s Settings) (vi
 	say("")
 	list(say, "Invariants that did not hold", r.Violations)
 	list(say, "Clients who waited for longer than the bound", r.Slow)
-	return len(r.Violations)+len(r.Slow) > 0
+	return len(r.Violations)+len(r.Slow) > 0 // A deadlock is a violation.
 }
 
-func writeCells(say func(string, ...any), cells []CellResult, s Settings) (violated bool) {
+func writeCells(say func(string, ...any), m *Matrix) (violated bool) {
 	say("## One fault, one payment\n")
-	say("The fault strikes when the payment is at the point, around the replica that takes it. It is mended after half a second, or, if it")
-	say("shows only when it outlasts a lease, a second after the lease has ended. A client that returns waits for its answer for a second, and then")
-	say("repeats its request until it has the final one; of a client that is gone, it is the payment that ends. Time counts from the moment")
-	say("everything is up; 0 means that the end was there before. A payment that nobody comes back for and that the gateway has never seen is")
-	say("kept for its client for `REAP_AFTER`, and then closed. \"What was left\" is a tenth of a second after the blow.\n")
+	say("%d cells, each %s. The fault strikes when the payment is at the point, around the replica that takes it; some strike at a refund as well.", len(m.Cells), times(m.Rounds))
+	say("It is mended after half a second, or, if it shows only when it outlasts a lease, a second after the lease has ended. A client that returns")
+	say("waits for its answer for a second, hangs up, and then repeats its request until it has the final one; of a client that is gone, it is the")
+	say("payment that ends. Time counts from the moment everything is up; 0 means that the end was there before. A payment that nobody comes back")
+	say("for and that the gateway has never seen is kept for its client for `REAP_AFTER`, and then closed. \"What was left\" is key, payment and what")
+	say("the ledger has more than before the cell, all at one moment: a tenth of a second after the blow, or, where the database is down by then,")
+	say("once it could be asked, when clients and reaper may have been at work again.\n")
 	say("| fault | at | client | what was left | ended by | the end | median | max |\n|---|---|---|---|---|---|--:|--:|")
-	var violations []Violation
-	var slowest []string
-	for _, c := range cells {
+	for _, c := range m.Cells {
 		recovery := Recovery{Waits: c.Waits}
-		client := "returns"
-		if !c.Returns {
-			client = "is gone"
-		} else if recovery.Max() > s.Bound() {
-			slowest = append(slowest, fmt.Sprintf("%s, %s: %s", c.Fault, c.Point, seconds(recovery.Max())))
-		}
-		say("| %s | %s | %s | %s | %s | %s | %s | %s |", c.Fault, c.Point, client, counted(c.Left), counted(c.Enders), counted(c.Endings),
+		say("| %s | %s | %s | %s | %s | %s | %s | %s |", c.Fault, c.at(), c.client(), counted(c.Left), counted(c.Enders), counted(c.Endings),
 			seconds(recovery.Median()), seconds(recovery.Max()))
-		violations = append(violations, c.Violations...)
 	}
-	say("\nInvariants that did not hold: %d. Cells in which a returning client waited for longer than the bound: %d.\n", len(violations), len(slowest))
-	list(say, "Invariants that did not hold", violations)
-	list(say, "Longer than the bound", slowest)
-	return len(violations)+len(slowest) > 0
+	say("\nInvariants that did not hold: %d. Cells in which a client, or a payment that is left alone, waited for longer than it may: %d.\n", len(m.Violations), len(m.Slow))
+	list(say, "Invariants that did not hold", m.Violations)
+	list(say, "Longer than the bound", m.Slow)
+	return len(m.Violations)+len(m.Slow) > 0
+}
+
+func times(n int) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }
 
 func list[T ~string](say func(string, ...any), title string, lines []T) {

@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -63,8 +64,10 @@ type World struct {
 	pgbouncer  *process
 	gateway    *gateway
 	replicas   []*replica
-	own        []Fault // beside the catalogue
-	book       *book   // of the run
+	own        []Fault                   // beside the catalogue
+	book       *book                     // of the run
+	up         atomic.Pointer[time.Time] // since when all is; nil: something fails
+	waiting    map[string]time.Time      // the keys in progress, since when; see [World.overdue]
 	merchantID string
 	apiKey     string
 	clients    *http.Client
@@ -79,7 +82,7 @@ type replica struct {
 	toGateway *link
 	process   *process
 	starts    int
-	clock     time.Duration
+	wrong     atomic.Int64 // see clock
 	mu        sync.Mutex
 }
 
@@ -144,9 +147,9 @@ func NewWorld(ctx context.Context, options Options) (_ *World, err error) {
 	for i := range w.Replicas {
 		r := &replica{world: w, index: i}
 		if w.Skewed && i > 0 {
-			r.clock = time.Hour
+			r.wrong.Store(int64(time.Hour))
 			if i%2 == 0 {
-				r.clock = -time.Hour
+				r.wrong.Store(int64(-time.Hour))
 			}
 		}
 		if r.toDB, err = newLink(fmt.Sprintf("replica %d to database", i+1), databaseAddress); err != nil {
@@ -201,6 +204,9 @@ func (w *World) newMerchant(ctx context.Context) error {
 	return nil
 }
 
+// clock is how wrong the replica's clock is, from its next start on if it was set since the last.
+func (r *replica) clock() time.Duration { return time.Duration(r.wrong.Load()) }
+
 // start starts the replica's process, where its clients expect it.
 func (r *replica) start() error {
 	r.mu.Lock()
@@ -223,7 +229,7 @@ func (r *replica) start() error {
 		"REAP_AFTER=" + w.Settings.ReapAfter.String(),
 		"SHUTDOWN_TIMEOUT=" + (w.Settings.GatewayTimeout + 6*time.Second).String(),
 		"DB_ACQUIRE_TIMEOUT=" + (w.Settings.LeaseTTL / 2).String(),
-		"CLOCK_OFFSET=" + r.clock.String(),
+		"CLOCK_OFFSET=" + r.clock().String(),
 	}, w.Binary, "serve")
 	if err != nil {
 		return err
@@ -240,8 +246,13 @@ func (r *replica) ensure() error {
 	return r.start()
 }
 
-// awaitUp returns when every replica is ready, and reaches the gateway.
-func (w *World) awaitUp(ctx context.Context) error {
+// awaitUp returns when every replica is ready, and reaches the gateway: from then on until down is called, time counts.
+func (w *World) awaitUp(ctx context.Context) (err error) {
+	defer func() {
+		if err == nil {
+			w.up.CompareAndSwap(nil, new(time.Now()))
+		}
+	}()
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()
 	var last error
@@ -262,6 +273,9 @@ func (w *World) awaitUp(ctx context.Context) error {
 	}
 	return nil
 }
+
+// down says that from now on something fails.
+func (w *World) down() { w.up.Store(nil) }
 
 func (r *replica) probe(ctx context.Context) error {
 	for url, want := range map[string]int{

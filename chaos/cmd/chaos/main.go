@@ -9,7 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 
 	"example.com/payments/chaos"
@@ -29,15 +29,30 @@ func main() {
 }
 
 func run(ctx context.Context) (violated bool, err error) {
-	minutes := flag.Float64("minutes", 2, "how long customers shop under faults")
+	var chosen []string
+	minutes := flag.Float64("minutes", 2, "how long customers shop under faults; 0 leaves them out")
 	seed := flag.Uint64("seed", 1, "decides the schedule of faults and what the customers do")
 	replicas := flag.Int("replicas", 3, "processes of the service, 1 to 3")
 	rate := flag.Float64("rate", 12, "customers per second")
-	faults := flag.String("faults", "", "names of faults, separated by commas; all if empty")
+	flag.Func("fault", "name of a fault, in quotes; may be said several times; all of them if never", func(name string) error {
+		if !slices.ContainsFunc(chaos.Faults, func(f chaos.Fault) bool { return f.Name == name }) {
+			return errors.New("there is no such fault")
+		}
+		chosen = append(chosen, name)
+		return nil
+	})
 	pgbouncer := flag.Bool("pgbouncer", false, "put a PgBouncer in transaction mode before the database")
 	rounds := flag.Int("rounds", 3, "how often each cell of the matrix is run; 0 leaves the matrix out")
 	failover := flag.Bool("failover", false, "run on a cluster of two servers and kill its leader, instead of everything else")
 	out := flag.String("out", "", "file that the report is written to, in Markdown; standard output if empty")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "chaos runs the service under faults and holds it against the gateway's ledger.")
+		flag.PrintDefaults()
+		fmt.Fprintln(flag.CommandLine.Output(), "\nThe faults:")
+		for _, f := range chaos.Faults {
+			fmt.Fprintln(flag.CommandLine.Output(), "  "+f.Name)
+		}
+	}
 	flag.Parse()
 	if *replicas < 1 || *replicas > 3 || flag.NArg() > 0 {
 		return false, fmt.Errorf("replicas must be 1 to 3, and there are no arguments: %v", flag.Args())
@@ -55,40 +70,41 @@ func run(ctx context.Context) (violated bool, err error) {
 	options := chaos.Options{
 		Binary: binary, Replicas: *replicas, PgBouncer: *pgbouncer, Skewed: true, Settings: chaos.DefaultSettings, Log: os.Stderr,
 	}
-	runOptions := chaos.RunOptions{Seed: *seed, Minutes: *minutes, Rate: *rate, Log: os.Stderr}
+	runOptions := chaos.RunOptions{Seed: *seed, Minutes: *minutes, Rate: *rate, Faults: chosen, Log: os.Stderr}
 	if *failover {
 		report, err := chaos.Failover(ctx, options, runOptions)
 		if err != nil {
 			return false, err
 		}
 		complain(&report.Report)
-		text, violated := chaos.WriteFailover(report, options.Settings)
+		text, violated := chaos.WriteFailover(report)
 		return violated, write(*out, text)
 	}
 	var report *chaos.Report
 	if *minutes > 0 {
-		w, err := chaos.NewWorld(ctx, options)
-		if err != nil {
-			return false, err
-		}
-		if *faults != "" {
-			runOptions.Faults = strings.Split(*faults, ",")
-		}
-		report, err = chaos.Run(ctx, w, runOptions)
-		w.Close()
+		report, err = shop(ctx, options, runOptions)
 		if err != nil {
 			return false, fmt.Errorf("seed %d: %w", *seed, err)
 		}
 		complain(report)
 	}
-	var results []chaos.CellResult
+	var matrix *chaos.Matrix
 	if *rounds > 0 {
 		options.Replicas, options.Skewed = 2, false
 		// What the first half has shown is not lost with the second.
-		results, err = chaos.RunCells(ctx, options, *rounds, os.Stderr)
+		matrix, err = chaos.RunCells(ctx, options, *rounds, func(c chaos.Cell) bool { return len(chosen) == 0 || slices.Contains(chosen, c.Fault) }, os.Stderr)
 	}
-	text, violated := chaos.Write(report, results, options.Settings)
+	text, violated := chaos.Write(report, matrix, options.Settings)
 	return violated, errors.Join(err, write(*out, text))
+}
+
+func shop(ctx context.Context, options chaos.Options, run chaos.RunOptions) (*chaos.Report, error) {
+	w, err := chaos.NewWorld(ctx, options)
+	if err != nil {
+		return nil, err
+	}
+	defer w.Close()
+	return chaos.Run(ctx, w, run)
 }
 
 // complain says at once what the report says at length.
