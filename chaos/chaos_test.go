@@ -9,7 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -427,33 +430,41 @@ func TestClock(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	t.Parallel()
+	conditions := Here("make test", "PostgreSQL 15.1")
 
-	t.Run("SaysWhatWasMeasured", func(t *testing.T) {
+	t.Run("SaysWhatWasMeasuredAndWhere", func(t *testing.T) {
 		t.Parallel()
 		r := &Report{
 			Options: RunOptions{Seed: 1, Minutes: 1}, World: Options{Replicas: 2},
 			Recoveries: map[string]*Recovery{"kill -9": {Times: 1, Waits: []time.Duration{time.Second}}},
 		}
-		text, violated := Write(r, nil, DefaultSettings)
-		if violated || strings.Contains(text, "clock an hour ahead") || !strings.Contains(text, "| kill -9 | 1 | 0 | 1.00 s | 1.00 s |") {
+		text, violated := Write(r, nil, DefaultSettings, conditions)
+		if violated || strings.Contains(text, "clock an hour ahead") {
 			t.Error(text)
 		}
+		for _, part := range []string{
+			"| kill -9 | 1 | 0 | 1.00 s | 1.00 s |", "`make test`", "PostgreSQL 15.1", runtime.Version()[2:], conditions.Date, " cores",
+		} {
+			if !strings.Contains(text, part) {
+				t.Errorf("no %q in %s", part, text)
+			}
+		}
 		r.World.Skewed = true
-		if text, _ = Write(r, nil, DefaultSettings); !strings.Contains(text, "one with its clock an hour ahead,") {
+		if text, _ = Write(r, nil, DefaultSettings, conditions); !strings.Contains(text, "one with its clock an hour ahead,") {
 			t.Error(text)
 		}
 		r.Violations = []Violation{"two charges"}
-		if text, violated = Write(r, nil, DefaultSettings); !violated || !strings.Contains(text, "two charges") {
+		if text, violated = Write(r, nil, DefaultSettings, conditions); !violated || !strings.Contains(text, "two charges") {
 			t.Error(text)
 		}
 	})
 
 	t.Run("FailsForWhatIsSlow", func(t *testing.T) {
 		t.Parallel()
-		if _, violated := Write(&Report{Slow: []string{"k"}}, nil, DefaultSettings); !violated {
+		if _, violated := Write(&Report{Slow: []string{"k"}}, nil, DefaultSettings, conditions); !violated {
 			t.Error("a slow client is fine")
 		}
-		if _, violated := Write(nil, &Matrix{Slow: []string{"k"}}, DefaultSettings); !violated {
+		if _, violated := Write(nil, &Matrix{Slow: []string{"k"}}, DefaultSettings, conditions); !violated {
 			t.Error("a slow cell is fine")
 		}
 	})
@@ -467,7 +478,7 @@ func TestFailover(t *testing.T) {
 		t.Parallel()
 		r := well
 		r.judge()
-		text, violated := WriteFailover(&r)
+		text, violated := WriteFailover(&r, Here("make test"))
 		if violated || !strings.Contains(text, "| led before the kill | node1 |") || !strings.Contains(text, "| leads at the end | node2 |") {
 			t.Error(text)
 		}
@@ -480,7 +491,7 @@ func TestFailover(t *testing.T) {
 			r := well
 			spoil(&r)
 			r.judge()
-			if _, violated := WriteFailover(&r); !violated {
+			if _, violated := WriteFailover(&r, Here("make test")); !violated {
 				t.Errorf("%s, and that is fine", name)
 			}
 		}
@@ -497,6 +508,65 @@ func TestFailover(t *testing.T) {
 		}
 		if first := firstAnswer(operations, killed); first != 7*time.Second {
 			t.Errorf("after %s", first)
+		}
+	})
+}
+
+// TestEvidence holds the committed pages to what they are there to show.
+func TestEvidence(t *testing.T) {
+	t.Parallel()
+	page := func(t *testing.T, name string) string {
+		t.Helper()
+		content, err := os.ReadFile(filepath.Join(Tree(), "docs", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	find := func(t *testing.T, text, pattern string) string {
+		t.Helper()
+		match := regexp.MustCompile(pattern).FindStringSubmatch(text)
+		if match == nil {
+			t.Fatalf("the page has nothing like %q", pattern)
+		}
+		return match[1]
+	}
+
+	t.Run("HalfAnHourAndTwentyThousandPayments", func(t *testing.T) {
+		t.Parallel()
+		text := page(t, "crash-matrix.md")
+		shopped, err := time.ParseDuration(find(t, text, `, (\S+) of shopping, 3 replicas`))
+		if err != nil || shopped < 30*time.Minute {
+			t.Errorf("%s of shopping, %v", shopped, err)
+		}
+		intents, err := strconv.Atoi(find(t, text, `\| payments asked for \(keys\) \| (\d+) \|`))
+		if err != nil || intents < 20_000 {
+			t.Errorf("%d payments, %v", intents, err)
+		}
+		cells, err := strconv.Atoi(find(t, text, `(\d+) cells, each`))
+		if err != nil || cells < 2*len(Faults) {
+			t.Errorf("%d cells, %v", cells, err)
+		}
+		find(t, text, "Written by (`make chaos-report [^`]*`) on \\d{4}-\\d\\d-\\d\\d, on \\d+ cores.*PostgreSQL \\d+.*Go 1")
+	})
+
+	t.Run("NothingViolated", func(t *testing.T) {
+		t.Parallel()
+		for _, name := range []string{"crash-matrix.md", "failover.md"} {
+			text := page(t, name)
+			find(t, text, `(\| invariants that did not hold \| 0 \|)`)
+			find(t, text, `(\| clients who waited for longer than the bound \| 0 \|)`)
+			find(t, text, `(\| deadlocks in PostgreSQL's log \| 0 \|)`)
+		}
+		find(t, page(t, "crash-matrix.md"), `(Invariants that did not hold: 0\. .*: 0\.)`)
+	})
+
+	t.Run("AnotherNodeLed", func(t *testing.T) {
+		t.Parallel()
+		text := page(t, "failover.md")
+		before, after := find(t, text, `led before the kill \| (\S+) \|`), find(t, text, `leads at the end \| (\S+) \|`)
+		if before == after {
+			t.Errorf("%s before and after", before)
 		}
 	})
 }

@@ -3,18 +3,64 @@ package chaos
 import (
 	"fmt"
 	"maps"
+	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
+// Conditions are what a page was measured with and on.
+type Conditions struct {
+	Command  string // that writes the page
+	Date     string
+	Machine  string
+	Versions []string
+}
+
+// Here are the conditions of this moment and this machine.
+func Here(command string, versions ...string) Conditions {
+	c := Conditions{Command: command, Date: time.Now().UTC().Format(time.DateOnly)}
+	c.Machine = fmt.Sprintf("%d cores", runtime.NumCPU())
+	if model := fileField("/proc/cpuinfo", "model name", ":"); model != "" {
+		c.Machine += " of " + model
+	}
+	if kib, err := strconv.Atoi(strings.TrimSuffix(fileField("/proc/meminfo", "MemTotal", ":"), " kB")); err == nil {
+		c.Machine += fmt.Sprintf(", %d GiB", (kib+1<<19)>>20)
+	}
+	c.Versions = append([]string{strings.Trim(fileField("/etc/os-release", "PRETTY_NAME=", "="), `"`)}, versions...)
+	if kernel, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		c.Versions = append(c.Versions, "Linux "+strings.TrimSpace(string(kernel)))
+	}
+	c.Versions = append(c.Versions, strings.Replace(runtime.Version(), "go", "Go ", 1))
+	return c
+}
+
+func (c Conditions) String() string {
+	return fmt.Sprintf("Written by `%s` on %s, on %s: %s.", c.Command, c.Date, c.Machine, strings.Join(c.Versions, ", "))
+}
+
+// fileField returns what stands after the separator in the first line of a file that has the prefix.
+func fileField(path, prefix, separator string) string {
+	content, _ := os.ReadFile(path) // What is not there has no such line.
+	for line := range strings.Lines(string(content)) {
+		if strings.HasPrefix(line, prefix) {
+			_, value, _ := strings.Cut(line, separator)
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
 // Write puts what was measured into Markdown, and says whether anything was violated.
-func Write(run *Report, cells *Matrix, s Settings) (text string, violated bool) {
+func Write(run *Report, cells *Matrix, s Settings, c Conditions) (text string, violated bool) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("# The crash matrix\n")
-	say("Written by `make chaos`. What fails is in [chaos/faults.go](../chaos/faults.go), what must hold all the same in")
-	say("[chaos/invariants.go](../chaos/invariants.go). Charges and refunds are counted in the gateway's own ledger, and held against what the clients asked for.\n")
+	say("%s\n", c)
+	say("What fails is in [chaos/faults.go](../chaos/faults.go), what must hold all the same in [chaos/invariants.go](../chaos/invariants.go). Charges")
+	say("and refunds are counted in the gateway's own ledger, and held against what the clients asked for.\n")
 	say("Settings: `LEASE_TTL` %s, `GATEWAY_TIMEOUT` %s, `REAP_INTERVAL` %s, `REAP_AFTER` %s, gateway latency %s; a client repeats every %s. So the",
 		s.LeaseTTL, s.GatewayTimeout, s.ReapInterval, s.ReapAfter, s.Latency, s.Repeat)
 	say("bound on a client's wait, from the moment service, database and gateway are all up, is `LEASE_TTL` + the repeat's interval + two gateway")
@@ -30,11 +76,12 @@ func Write(run *Report, cells *Matrix, s Settings) (text string, violated bool) 
 }
 
 // WriteFailover is [Write] for a failover.
-func WriteFailover(r *FailoverReport) (text string, violated bool) {
+func WriteFailover(r *FailoverReport, c Conditions) (text string, violated bool) {
 	var b strings.Builder
 	say := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	say("# A failover\n")
-	say("Written by `make chaos-failover`: two PostgreSQL servers, one of them a synchronous standby, under Patroni with etcd (`ttl` 20 s, `loop_wait` 2 s, `synchronous_mode`). The")
+	say("%s\n", c)
+	say("Two PostgreSQL servers, one of them a synchronous standby, under Patroni with etcd (`ttl` 20 s, `loop_wait` 2 s, `synchronous_mode`). The")
 	say("leader's server and its Patroni are killed with -9 while customers shop; the replicas name both servers in `DATABASE_URL`, with")
 	say("`target_session_attrs=read-write`. The dead node is started again once the other one leads.\n")
 	say("| | |\n|---|---|")

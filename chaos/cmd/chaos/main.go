@@ -7,9 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"example.com/payments/chaos"
@@ -45,6 +47,7 @@ func run(ctx context.Context) (violated bool, err error) {
 	rounds := flag.Int("rounds", 3, "how often each cell of the matrix is run; 0 leaves the matrix out")
 	failover := flag.Bool("failover", false, "run on a cluster of two servers and kill its leader, instead of everything else")
 	out := flag.String("out", "", "file that the report is written to, in Markdown; standard output if empty")
+	written := flag.String("written-by", "go run ./cmd/chaos", "what the report says that it was written by")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "chaos runs the service under faults and holds it against the gateway's ledger.")
 		flag.PrintDefaults()
@@ -77,15 +80,18 @@ func run(ctx context.Context) (violated bool, err error) {
 			return false, err
 		}
 		complain(&report.Report)
-		text, violated := chaos.WriteFailover(report)
+		versions := []string{"PostgreSQL " + report.PostgreSQL, firstLine("patroni", "--version"), strings.Replace(firstLine("etcd", "--version"), "Version: ", "", 1)}
+		text, violated := chaos.WriteFailover(report, chaos.Here(*written, versions...))
 		return violated, write(*out, text)
 	}
 	var report *chaos.Report
+	version := ""
 	if *minutes > 0 {
 		report, err = shop(ctx, options, runOptions)
 		if err != nil {
 			return false, fmt.Errorf("seed %d: %w", *seed, err)
 		}
+		version = report.PostgreSQL
 		complain(report)
 	}
 	var matrix *chaos.Matrix
@@ -93,8 +99,9 @@ func run(ctx context.Context) (violated bool, err error) {
 		options.Replicas, options.Skewed = 2, false
 		// What the first half has shown is not lost with the second.
 		matrix, err = chaos.RunCells(ctx, options, *rounds, func(c chaos.Cell) bool { return len(chosen) == 0 || slices.Contains(chosen, c.Fault) }, os.Stderr)
+		version = matrix.PostgreSQL
 	}
-	text, violated := chaos.Write(report, matrix, options.Settings)
+	text, violated := chaos.Write(report, matrix, options.Settings, chaos.Here(*written, "PostgreSQL "+version))
 	return violated, errors.Join(err, write(*out, text))
 }
 
@@ -105,6 +112,16 @@ func shop(ctx context.Context, options chaos.Options, run chaos.RunOptions) (*ch
 	}
 	defer w.Close()
 	return chaos.Run(ctx, w, run)
+}
+
+// firstLine is what a program says of itself.
+func firstLine(program string, args ...string) string {
+	said, err := exec.Command(program, args...).Output()
+	if err != nil {
+		return program
+	}
+	line, _, _ := strings.Cut(string(said), "\n")
+	return line
 }
 
 // complain says at once what the report says at length.
