@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -115,6 +116,11 @@ func TestRun(t *testing.T) {
 	t.Run("TheTablesAreMarkdownAndNameTheRedis", func(t *testing.T) {
 		require.Contains(t, stdout, "| load | gateway | strategy | intents/s |")
 		require.Contains(t, stdout, r.Versions.Redis)
+		if runtime.GOOS == "linux" && os.Getenv("DATABASE_URL") == "" && os.Getenv("REDIS_URL") == "" {
+			require.NotNil(t, r.Machine.OthersShare)
+			require.Less(t, *r.Machine.OthersShare, 1.0)
+			require.Contains(t, stdout, "others' share of the processors during it "+percent(*r.Machine.OthersShare))
+		}
 		require.Contains(t, stdout, "PostgreSQL "+r.Versions.PostgreSQL)
 	})
 
@@ -281,6 +287,23 @@ func TestPlan(t *testing.T) {
 	}
 	c.HeldGateway = 50 * time.Millisecond // which the default is measured under anyway
 	require.Len(t, c.plan(), 6*4+2*2)
+}
+
+// What this process and its children do is not others' work; the rest of the machine's is.
+func TestProcessorTime(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("where the processors' time goes is read from Linux")
+	}
+	// Not beside other tests, which are this process's work too, and wait for it.
+	_, busy, own, ok := processorTime()
+	require.True(t, ok)
+	require.Positive(t, own)
+	require.Greater(t, busy, own)
+	child := exec.CommandContext(t.Context(), "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
+	require.NoError(t, child.Run())
+	_, busyAfter, ownAfter, _ := processorTime()
+	require.Greater(t, ownAfter, own, "the child's work")
+	require.GreaterOrEqual(t, busyAfter-busy, ownAfter-own-10)
 }
 
 func TestArrivals(t *testing.T) {

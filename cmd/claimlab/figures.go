@@ -118,9 +118,12 @@ func (r *report) content(name string) (string, error) {
 
 // figure is one figure of a cell, named strategy/shape/gateway/figure, or one of the machine.
 func (r *report) figure(path string) (string, error) {
-	if path == "load-before" { // the average over the minute before the run
+	switch path {
+	case "load-before": // the average over the minute before the run
 		load, _, _ := strings.Cut(r.Machine.LoadBefore, " ")
 		return load, nil
+	case "others":
+		return r.Machine.others(), nil
 	}
 	parts := strings.Split(path, "/")
 	if len(parts) != 4 {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -20,6 +22,9 @@ type machine struct {
 	Cores      int    `json:"cores"`
 	MemoryGiB  int    `json:"memory_gib"`
 	LoadBefore string `json:"load_average_before"` // of 1, 5 and 15 minutes
+
+	// What others have had of the processors' time during the run; nil where it is not known.
+	OthersShare *float64 `json:"processor_time_of_others_share,omitempty"`
 }
 
 // thisMachine reads what Linux tells; elsewhere the most of it stays empty.
@@ -39,6 +44,72 @@ func thisMachine() (machine, error) {
 		m.LoadBefore = strings.Join(strings.Fields(string(average))[:3], " ")
 	}
 	return m, nil
+}
+
+// processorTime is what the machine's processors have had to give, and what they gave to anybody and to this process and those that it has
+// started, its servers among them; all in the kernel's ticks since the machine was started. ok is false elsewhere than on Linux.
+func processorTime() (all, busy, own int64, ok bool) {
+	for i, ticks := range strings.Fields(fileField("/proc/stat", "cpu ", "cpu ")) {
+		n, err := strconv.ParseInt(ticks, 10, 64)
+		if err != nil || i > 7 { // user, nice, system, idle, iowait, irq, softirq, steal; guests are in user
+			break
+		}
+		all += n
+		if i != 3 && i != 4 {
+			busy += n
+		}
+	}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil || all == 0 {
+		return 0, 0, 0, false
+	}
+	type process struct {
+		parent int
+		ticks  int64 // with those of its children that have ended and that it has heard of
+	}
+	processes := make(map[int]process)
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil { // It has ended.
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		// After the name, which may have anything in it: state, parent and, from the twelfth on, utime, stime, cutime and cstime.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 15 {
+			continue
+		}
+		var p process
+		p.parent, _ = strconv.Atoi(fields[1])
+		for _, ticks := range fields[11:15] {
+			n, _ := strconv.ParseInt(ticks, 10, 64)
+			p.ticks += n
+		}
+		processes[pid] = p
+	}
+	for pid, p := range processes {
+		for at := pid; at > 1; at = processes[at].parent {
+			if at == os.Getpid() {
+				own += p.ticks
+				break
+			}
+		}
+	}
+	return all, busy, own, true
+}
+
+// watchOthers returns a function that says which share of the processors' time others have had since.
+func watchOthers() func() *float64 {
+	all, busy, own, ok := processorTime()
+	return func() *float64 {
+		allNow, busyNow, ownNow, okNow := processorTime()
+		if !ok || !okNow || allNow == all {
+			return nil
+		}
+		// What is counted a tick too late here and there is not less than nothing.
+		share := max(float64((busyNow-busy)-(ownNow-own))/float64(allNow-all), 0)
+		return &share
+	}
 }
 
 // fileField returns what stands after the separator in the first line of a file that has the prefix.

@@ -97,10 +97,13 @@ func (c *runCommand) Run(ctx context.Context, out output) (err error) {
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
 
-	begin := time.Now()
+	begin, others := time.Now(), watchOthers()
 	measured, err := c.measure(ctx, l, out.stderr)
 	if err != nil {
 		return err
+	}
+	if l.ownPostgres && l.redisServer != nil { // Else the servers are among the others.
+		machine.OthersShare = others()
 	}
 	r, err := newReport(ctx, l, machine, c, measured, begin)
 	if err != nil {

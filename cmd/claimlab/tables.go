@@ -214,9 +214,9 @@ func (r *report) conditions() string {
 	if r.Load.Rate > 0 {
 		how = fmt.Sprintf("%s requests per second in an open loop", rate(r.Load.Rate))
 	}
-	return fmt.Sprintf("%s, %d cores, %d GiB, %s (Linux %s), load average before the run %s. PostgreSQL %s; fsync %s, synchronous_commit %s. Redis: %s. %s, pgx %s. "+
+	return fmt.Sprintf("%s, %d cores, %d GiB, %s (Linux %s), load average before the run %s, others' share of the processors during it %s. PostgreSQL %s; fsync %s, synchronous_commit %s. Redis: %s. %s, pgx %s. "+
 		"%s, a pool of %d, %s of the spread intents repeated; %d rounds of %s for each cell, in an order that changes (seed %d); %s, in %.0f seconds.",
-		r.Machine.CPU, r.Machine.Cores, r.Machine.MemoryGiB, r.Machine.OS, r.Machine.Kernel, r.Machine.LoadBefore,
+		r.Machine.CPU, r.Machine.Cores, r.Machine.MemoryGiB, r.Machine.OS, r.Machine.Kernel, r.Machine.LoadBefore, r.Machine.others(),
 		r.Versions.PostgreSQL, r.Versions.Settings["fsync"], r.Versions.Settings["synchronous_commit"], r.Versions.Redis,
 		r.Versions.Go, r.Versions.Modules["github.com/jackc/pgx/v5"],
 		how, r.Load.Pool, percent(r.Load.Retries), r.Load.Rounds, r.Load.Slice, r.Seed, r.MadeAt.Format("2 January 2006"), r.Seconds)
@@ -248,6 +248,13 @@ func percent(share float64) string {
 		return fmt.Sprintf("%.1f %%", 100*share)
 	}
 	return fmt.Sprintf("%.0f %%", 100*share)
+}
+
+func (m machine) others() string {
+	if m.OthersShare == nil {
+		return "unknown"
+	}
+	return percent(*m.OthersShare)
 }
 
 func kilobytes(bytes float64) string { return count(int(bytes/1000+0.5)) + " kB" }
