@@ -297,7 +297,6 @@ func TestProcessorTime(t *testing.T) {
 	// Not beside other tests, which are this process's work too, and wait for it.
 	_, busy, own, ok := processorTime()
 	require.True(t, ok)
-	require.Positive(t, own)
 	require.Greater(t, busy, own)
 	child := exec.CommandContext(t.Context(), "sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done")
 	require.NoError(t, child.Run())

@@ -15,6 +15,9 @@ import (
 // it fails with 25P02, so the loser reads in a second one. A loser that meets its winner's uncommitted row waits for it inside the INSERT.
 //
 // Each no costs what a yes costs until then: a row that is written and never seen, which vacuum collects, and a line in the server's log.
+// And it costs pgx the statement, which it takes out of its cache after any error: two more round trips, one to close it and one to prepare it
+// again, for whoever has the connection next. A statement prepared by name on each connection would survive its errors; this is left as one
+// gets it, with an ORM or without, because that is what is to be measured.
 type uniqueViolation struct {
 	keys
 }
