@@ -74,7 +74,7 @@ func TestLimits(t *testing.T) {
 	t.Run("APoolThatIsTooSmallRefusesWithAProblemAndATimeToComeBack", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
-		s := b.ready(t, "DB_MAX_CONNS=2", "DB_ACQUIRE_TIMEOUT=100ms")
+		s := b.ready(t, "DB_MAX_CONNS=2")
 		i := b.intend(t, s)
 		order := lockOrder(t, b, i)
 		got := b.startPaying(t.Context(), t, s, i)
