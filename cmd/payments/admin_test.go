@@ -74,17 +74,15 @@ func TestReadiness(t *testing.T) {
 	receive(t, held.reached)
 
 	// Who asks for the schema's version waits for this lock, as behind a migration; the renewals share a connection with them.
-	lock, err := b.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = lock.Exec(t.Context(), "LOCK TABLE schema_migrations IN ACCESS EXCLUSIVE MODE")
-	require.NoError(t, err)
+	locked := lock(t, b, "LOCK TABLE schema_migrations IN ACCESS EXCLUSIVE MODE")
+	eventually(t, "it is not ready", func() bool { return s.get(t, "/readyz").status == http.StatusServiceUnavailable })
 	for since := time.Now(); time.Since(since) < 2*leaseTTL; {
 		require.Equal(t, http.StatusServiceUnavailable, s.get(t, "/readyz").status)
 		var held bool
 		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT lease_expires_at > clock_timestamp() FROM idempotency_keys WHERE key = $1", i.key).Scan(&held))
 		require.True(t, held, "the lease of who is at work goes on")
 	}
-	require.NoError(t, lock.Rollback(t.Context()))
+	require.NoError(t, locked.Rollback(t.Context()))
 	s.awaitReady(t)
 	held.open()
 	require.Equal(t, http.StatusCreated, receive(t, got).status)

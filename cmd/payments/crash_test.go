@@ -45,10 +45,16 @@ var crashes = []crash{
 // lockOrder makes every claim on the order wait until the transaction ends.
 func lockOrder(t *testing.T, b *testBundle, i intent) pgx.Tx {
 	t.Helper()
+	return lock(t, b, "SELECT FROM orders WHERE id = $1 FOR UPDATE", i.orderID)
+}
+
+// lock keeps what the statement locks until it is rolled back, at the end of the test at the latest: the pool waits for its connection.
+func lock(t *testing.T, b *testBundle, sql string, args ...any) pgx.Tx {
+	t.Helper()
 	tx, err := b.pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", i.orderID)
+	_, err = tx.Exec(t.Context(), sql, args...)
 	require.NoError(t, err)
 	return tx
 }

@@ -162,10 +162,7 @@ func TestDrain(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		require.NoError(t, order.Rollback(t.Context()))
 		receive(t, held.reached)
-		key, err := b.pool.Begin(t.Context())
-		require.NoError(t, err)
-		_, err = key.Exec(t.Context(), "SELECT FROM idempotency_keys WHERE key = $1 FOR UPDATE", i.key)
-		require.NoError(t, err)
+		key := lock(t, b, "SELECT FROM idempotency_keys WHERE key = $1 FOR UPDATE", i.key)
 
 		require.Equal(t, 1, s.wait(t))
 		require.Less(t, time.Since(since), 6*time.Second+6*time.Second, "the longest that a statement goes on")
