@@ -464,4 +464,5 @@ func TestSpellings(t *testing.T) {
 	} {
 		require.Equal(t, want, got)
 	}
+	require.Equal(t, "100 %", percent(0.9996))
 }

@@ -244,7 +244,7 @@ func rate(perSecond float64) string {
 }
 
 func percent(share float64) string {
-	if share > 0 && share < 0.095 || share > 0.995 && share < 1 {
+	if share > 0 && share < 0.095 || share > 0.995 && share < 0.9995 {
 		return fmt.Sprintf("%.1f %%", 100*share)
 	}
 	return fmt.Sprintf("%.0f %%", 100*share)
