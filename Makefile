@@ -31,7 +31,7 @@ $(CACHE)/postgres-$(POSTGRES):
 	mv $@.part $@
 
 .PHONY: bench
-bench: ## Measure what docs/benchmarks.md has budgets for, one after the other; ten minutes
+bench: ## Measure what docs/benchmarks.md has budgets for, one after the other; eleven minutes
 	go test -p 1 -run '^$$' -bench . -timeout 30m ./internal/api ./cmd/payments
 
 MINUTES ?= 2
