@@ -179,7 +179,7 @@ func (g *gateway) serve(replica int) (address string, err error) {
 
 var toSimulator = &http.Transport{MaxIdleConnsPerHost: 500, DisableCompression: true}
 
-// answer is what the simulator has said.
+// gatewayAnswer is what the simulator has said.
 type gatewayAnswer struct {
 	status int
 	body   []byte
