@@ -50,7 +50,7 @@ func TestDrain(t *testing.T) {
 	t.Run("UnderLoadGivesEveryPaymentInFlightItsFinalAnswer", func(t *testing.T) {
 		t.Parallel()
 		b := setupWithLatency(t, 800*time.Millisecond)
-		s := b.ready(t)
+		s := b.ready(t, patient...)
 		intents := make([]intent, 100)
 		for n := range intents {
 			intents[n] = b.intend(t, s)

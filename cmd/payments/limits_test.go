@@ -40,7 +40,7 @@ func TestLimits(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
 		const most = 20
-		s := b.ready(t, "MAX_IN_FLIGHT=20", "DB_MAX_CONNS=5")
+		s := b.ready(t, append([]string{"MAX_IN_FLIGHT=20", "DB_MAX_CONNS=5"}, patient...)...)
 		intents := make([]intent, 10*most)
 		for n := range intents {
 			intents[n] = b.intend(t, s)

@@ -93,6 +93,9 @@ func (b *testBundle) settings(t *testing.T, settings ...string) []string {
 	}, settings...)
 }
 
+// patient are the settings of a service that many come to at once, on a machine that is busy with all the other tests.
+var patient = []string{"LEASE_TTL=30s", "DB_ACQUIRE_TIMEOUT=15s"}
+
 // execute runs a command in this world to its end.
 func (b *testBundle) execute(t *testing.T, args ...string) (status int, p *program) {
 	t.Helper()
