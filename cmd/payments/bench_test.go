@@ -110,16 +110,9 @@ func BenchmarkPgbench(b *testing.B) {
 	for b.Loop() {
 		take(1000) // connections are made, statements are planned
 		statements.take(b, 1000)
-		var rates, bareRates, ratios []float64
-		for i := range turns {
-			if i%2 == 0 {
-				rates, bareRates = append(rates, take(turn)), append(bareRates, statements.take(b, turn))
-			} else {
-				bareRates, rates = append(bareRates, statements.take(b, turn)), append(rates, take(turn))
-			}
-			ratios = append(ratios, rates[i]/bareRates[i])
-		}
-		rate, bareRate, ratio := servicetest.Median(rates), servicetest.Median(bareRates), servicetest.Median(ratios)
+		rate, bareRate, ratio := servicetest.TakeTurns(turns,
+			func() float64 { return take(turn) },
+			func() float64 { return statements.take(b, turn) })
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(rate, "payments/s")
 		b.ReportMetric(bareRate, "pgbench-pairs/s")

@@ -9,22 +9,16 @@ import (
 
 func TestKey(t *testing.T) {
 	t.Parallel()
-	// merchantID is that of the world's merchant.
-	merchantID := func(t *testing.T, b *testBundle) (id string) {
-		t.Helper()
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM merchants").Scan(&id))
-		return id
-	}
 	// show and resolve run the commands and return what they say.
 	show := func(t *testing.T, b *testBundle, i intent) string {
 		t.Helper()
-		status, p := b.execute(t, "key", "show", merchantID(t, b), i.key)
+		status, p := b.execute(t, "key", "show", b.merchantID(t), i.key)
 		require.Zero(t, status, p.stderr.String())
 		return p.stdout.String()
 	}
 	resolve := func(t *testing.T, b *testBundle, i intent) string {
 		t.Helper()
-		status, p := b.execute(t, "key", "resolve", merchantID(t, b), i.key)
+		status, p := b.execute(t, "key", "resolve", b.merchantID(t), i.key)
 		require.Zero(t, status, p.stderr.String())
 		return p.stdout.String()
 	}
@@ -60,7 +54,7 @@ func TestKey(t *testing.T) {
 		i := b.intend(t, s)
 		require.Equal(t, http.StatusCreated, b.pay(t, s, i).status)
 		another := newGateway(t, latency)
-		status, p := execute(t, b.settings(t, "GATEWAY_URL=http://"+another.address), "key", "show", merchantID(t, b), i.key)
+		status, p := execute(t, b.settings(t, "GATEWAY_URL=http://"+another.address), "key", "show", b.merchantID(t), i.key)
 		require.Equal(t, 1, status)
 		require.Contains(t, p.complaints()[0], "contradicts what is recorded")
 		require.Regexp(t, `gateway +never_seen`, p.stdout.String())
@@ -69,7 +63,7 @@ func TestKey(t *testing.T) {
 	t.Run("IsLeftAloneUnlessItIsSaidWhichGatewayToAsk", func(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
-		for _, command := range [][]string{{"key", "resolve", merchantID(t, b), "key"}, {"key", "show", merchantID(t, b), "key"}, {"reap", "--once"}, {"serve"}} {
+		for _, command := range [][]string{{"key", "resolve", b.merchantID(t), "key"}, {"key", "show", b.merchantID(t), "key"}, {"reap", "--once"}, {"serve"}} {
 			status, p := execute(t, b.settings(t, "GATEWAY_URL="), command...)
 			require.Equal(t, 1, status)
 			require.Equal(t, []string{"GATEWAY_URL must be set"}, p.complaints())
@@ -89,7 +83,7 @@ func TestKey(t *testing.T) {
 		posts := b.gateway.posts.Load()
 
 		b.move(t, "lease_expires_at", "1 hour")
-		status, p := b.execute(t, "key", "resolve", merchantID(t, b), never.key)
+		status, p := b.execute(t, "key", "resolve", b.merchantID(t), never.key)
 		require.Equal(t, 1, status, "its lease has not ended")
 		require.Contains(t, p.complaints()[0], "not stale")
 
@@ -112,7 +106,7 @@ func TestKey(t *testing.T) {
 		t.Parallel()
 		b := setup(t)
 		for _, command := range []string{"show", "resolve"} {
-			status, p := b.execute(t, "key", command, merchantID(t, b), "unused")
+			status, p := b.execute(t, "key", command, b.merchantID(t), "unused")
 			require.Equal(t, 1, status)
 			require.Len(t, p.complaints(), 1)
 		}

@@ -45,12 +45,10 @@ func TestLog(t *testing.T) {
 		}
 		path := "/v1/payments/" + paid.field("id")
 		first, second := line(paid), line(replayed)
-		var merchantID string
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM merchants").Scan(&merchantID))
 		require.Len(t, first["key"], 12)
 		require.Equal(t, map[string]any{
 			"level": "INFO", "msg": "request", "request_id": paid.header.Get("X-Request-Id"), "method": "POST", "route": "/v1/payments",
-			"merchant": merchantID, "status": 201.0, "key": first["key"], "claim": "won", "resource": path,
+			"merchant": b.merchantID(t), "status": 201.0, "key": first["key"], "claim": "won", "resource": path,
 		}, first)
 		require.Equal(t, "replayed", second["claim"])
 		require.Equal(t, path, second["resource"])

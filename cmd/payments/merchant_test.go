@@ -17,9 +17,7 @@ func TestAPIKey(t *testing.T) {
 		b := setup(t)
 		replicas := []*service{b.ready(t), b.ready(t)}
 		i := b.intend(t, replicas[0])
-		var merchantID string
-		require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM merchants").Scan(&merchantID))
-		old := b.apiKey
+		merchantID, old := b.merchantID(t), b.apiKey
 
 		status, p := b.execute(t, "apikey", "create", merchantID)
 		require.Zero(t, status, p.stderr.String())

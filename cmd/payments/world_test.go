@@ -74,6 +74,13 @@ func newMerchant(t testing.TB, databaseURL string) string {
 	return strings.TrimSpace(apiKey)
 }
 
+// merchantID is the id of the world's one merchant.
+func (b *testBundle) merchantID(t *testing.T) (id string) {
+	t.Helper()
+	require.NoError(t, b.pool.QueryRow(t.Context(), "SELECT id::text FROM merchants").Scan(&id))
+	return id
+}
+
 // settings are those of this world, with the given ones before them.
 func (b *testBundle) settings(t *testing.T, settings ...string) []string {
 	t.Helper()

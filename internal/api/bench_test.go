@@ -46,16 +46,9 @@ func BenchmarkIdempotency(b *testing.B) {
 			take("/v1/payments", turn)
 			take(api.TwinPath, turn)
 		}
-		var rates, twinRates, ratios []float64
-		for i := range turns {
-			if i%2 == 0 {
-				rates, twinRates = append(rates, take("/v1/payments", turn)), append(twinRates, take(api.TwinPath, turn))
-			} else {
-				twinRates, rates = append(twinRates, take(api.TwinPath, turn)), append(rates, take("/v1/payments", turn))
-			}
-			ratios = append(ratios, rates[i]/twinRates[i])
-		}
-		rate, twinRate, ratio := servicetest.Median(rates), servicetest.Median(twinRates), servicetest.Median(ratios)
+		rate, twinRate, ratio := servicetest.TakeTurns(turns,
+			func() float64 { return take("/v1/payments", turn) },
+			func() float64 { return take(api.TwinPath, turn) })
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(rate, "payments/s")
 		b.ReportMetric(twinRate, "twin-payments/s")

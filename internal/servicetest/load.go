@@ -158,6 +158,21 @@ func P99(all []Took) time.Duration {
 	return all[len(all)*99/100].Took
 }
 
+// TakeTurns has two loads take turns, each the first in every other pair, so that whatever else the machine does meets both. It returns the
+// median of each one's rates, and of the ratios of the first's to the second's, pair by pair.
+func TakeTurns(pairs int, first, second func() (perSecond float64)) (firstRate, secondRate, ratio float64) {
+	var firsts, seconds, ratios []float64
+	for i := range pairs {
+		if i%2 == 0 {
+			firsts, seconds = append(firsts, first()), append(seconds, second())
+		} else {
+			seconds, firsts = append(seconds, second()), append(firsts, first())
+		}
+		ratios = append(ratios, firsts[i]/seconds[i])
+	}
+	return Median(firsts), Median(seconds), Median(ratios)
+}
+
 // Median is the one in the middle, which a neighbour on the machine moves less than the mean.
 func Median(figures []float64) float64 {
 	sorted := slices.Sorted(slices.Values(figures))
